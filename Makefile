@@ -1,0 +1,59 @@
+# The commands of the README by name. Needs only GNU make and Python 3.11 or newer with its venv module.
+#
+# Everything is installed into .venv from the lock files; packages of the system are never used. A
+# stamp says which lock file .venv holds, so that a second `make run` starts at once. After moving the
+# folder or to change the Python: `make clean`, then `PYTHON=python3.13 make run`.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+# Packages from the caller's environment must not shadow the locked ones.
+unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX
+
+.DELETE_ON_ERROR:
+.PHONY: run test lint format bench clean
+
+run: $(VENV)/.installed
+	$(BIN)/python blockx.py --config config.yaml
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -n auto
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed
+	$(BIN)/python perf/bench_e2e.py
+
+clean:
+	rm -rf $(VENV) out
+
+$(VENV)/.installed: requirements.lock | $(BIN)/python
+	$(PIP) -r $<
+	@touch $@
+
+$(VENV)/.installed-test: requirements-test.lock | $(BIN)/python
+	$(PIP) -r $<
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-dev: requirements-dev.lock | $(BIN)/python
+	$(PIP) -r $<
+	@touch $@ $(VENV)/.installed-test $(VENV)/.installed
+
+# Interrupted or failed half-way: make deletes the target, and the next run starts anew.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "blockx needs Python 3.11 or newer, but '$(PYTHON)' is" \
+			"$$($(PYTHON) -V 2>&1 | tail -n 1). Choose another one: make PYTHON=python3.12" >&2; exit 2; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+		echo "'$(PYTHON)' has no venv module. On Debian or Ubuntu: apt-get install python3-venv" >&2; exit 2; }
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,17 @@
+"""blockx runs plain synchronous Python functions over blockchain data, thousands of calls at once.
+
+Layers; arrows go down only (enforced by ``tests/test_architecture.py``):
+
+5   cli, app, local           the command line; assembly; the provider outside an executor
+4   actor                     the one thread that owns the dispatcher core and the sockets
+3   transport, jobs           main's end of the sockets; from a job file to rows
+3   supervisor, backends      keeps executor processes alive; the reads behind a waiting call
+3'  executor                  the child process; never imported by main's packages but through ``app``
+2   dispatcher                Sans-IO: which call runs where, and what happens when it fails
+2   ipc, sdk, functions       the contract between the processes; what user code calls; function source
+1   config, errors, observability
+
+Start with ``README.md``: "The walk of one call".
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""The reads and writes behind a waiting call: tables and nodes. Main process, io thread only."""

@@ -1,0 +1,446 @@
+"""The backend ``rpc``: reads of node RPC for parked calls; pinned, merged, cached, within each call's budget.
+
+io thread only. A request's operation is a JSON-RPC method; its parameters are ``{"chain", "block", "params"}``:
+``block`` null is a plain request with the parameters as given; otherwise it is a state read, and the block
+(pinned by ``rpc_pins``) is put among the parameters. Sending is ``rpc_node``'s, the wire is ``rpc_wire``'s.
+
+- *Merging*: identical reads on their way are one question. None is joined across a request that may have
+  changed something, neither before nor after it, so a call sees what it sent itself.
+- *Cache*: answers of reads at a pinned block, a task each, least recently used first out; never null.
+- *Time*: a reader is charged (``io_us``) while the post that carries its question is on its way, from when it
+  joined; everything else is ``queue_us``. A reader whose budget is used up by that ends with
+  ``deadline_exceeded``; the question goes on for the others.
+
+Nothing is asked of a node before the first read.
+"""
+
+import asyncio
+import heapq
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from blockx.backends.replies import ReadFailedError, named
+from blockx.backends.rpc_node import Counters, NodeLink, Question
+from blockx.backends.rpc_pins import BlockRef, OwnAnswer, TaskPins
+from blockx.backends.rpc_wire import (
+    NULL,
+    READ_METHODS,
+    Params,
+    Pin,
+    decode_params,
+    place_block,
+    question_body,
+    shown_url,
+)
+from blockx.backends.scope import IoReply, IoRequest, Reply
+from blockx.config import RpcBackendConfig
+from blockx.errors import ErrorKind, UsageError
+from blockx.ipc.messages import WireError
+
+TASKS_COUNTED_MAX = 1_024
+"""Tasks whose counters are kept. Full: those of the oldest task go."""
+CACHE_ENTRY_BYTES = 200
+"""What an entry of the cache costs beside key and value."""
+
+
+@dataclass(slots=True, eq=False)
+class _Reader:
+    """One parked call's request."""
+
+    request: IoRequest
+    reply: Reply
+    task: "_ChainTask"
+    arrived_at: float
+    question: "_SharedQuestion | None" = None
+    """None until its block is known, and for a cache hit."""
+    flown_before: float = 0.0
+    """What the question had flown when this reader joined: others' time."""
+    ended: bool = False
+
+    def charged(self, now: float) -> float:
+        """Seconds of IO time so far."""
+        return self.question.flown(now) - self.flown_before if self.question is not None else 0.0
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _SharedQuestion(Question):
+    """A question and who waits for its answer."""
+
+    chain: "_Chain"
+    readers: list[_Reader] = field(default_factory=list)
+    cache: "_Cache | None" = None
+    """Where the answer is kept; None: nowhere."""
+
+
+class _Cache:
+    """Answers of one task by body, bounded in bytes."""
+
+    __slots__ = ("_bytes", "_bytes_max", "_entries")
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._entries: OrderedDict[bytes, bytes] = OrderedDict()
+
+    def get(self, body: bytes) -> bytes | None:
+        result = self._entries.get(body)
+        if result is not None:
+            self._entries.move_to_end(body)
+        return result
+
+    def put(self, body: bytes, result: bytes) -> None:
+        if body in self._entries:
+            return
+        self._entries[body] = result
+        self._bytes += len(body) + len(result) + CACHE_ENTRY_BYTES
+        while self._bytes > self._bytes_max:
+            old_body, old_result = self._entries.popitem(last=False)
+            self._bytes -= len(old_body) + len(old_result) + CACHE_ENTRY_BYTES
+
+
+class _ChainTask:
+    """What one task has on one chain."""
+
+    __slots__ = ("cache", "counters", "pins")
+
+    def __init__(self, chain: "_Chain", counters: Counters) -> None:
+        self.counters = counters
+        cache_bytes = chain.config.read_cache_bytes
+        self.cache = _Cache(cache_bytes) if cache_bytes else None
+        self.pins = TaskPins(chain.name, self._ask_own(chain))
+
+    def _ask_own(self, chain: "_Chain") -> Any:
+        def ask(method: str, params: bytes, what: str, answer: OwnAnswer) -> None:
+            chain.link.ask(
+                Question(
+                    method=method,
+                    body=question_body(method, params),
+                    what=what,
+                    counters=self.counters,
+                    done=lambda _question, result, error: answer(result, error),
+                    own=True,
+                )
+            )
+
+        return ask
+
+
+class _Chain:
+    """One chain: its link and its reads on their way."""
+
+    __slots__ = ("config", "inflight", "link", "name", "tasks")
+
+    def __init__(self, name: str, config: RpcBackendConfig, link: NodeLink) -> None:
+        self.name = name
+        self.config = config
+        self.link = link
+        self.tasks: dict[str, _ChainTask] = {}
+        self.inflight: dict[bytes, _SharedQuestion] = {}
+        """Questions that further readers may join, by body."""
+
+
+class RpcBackend:
+    """The backend over the chains of ``backends.rpc``."""
+
+    def __init__(self, chains: Mapping[str, RpcBackendConfig], io_wait_max_ms: int) -> None:
+        """Raises UsageError for an url that is none. Opens nothing."""
+        self._chains: dict[str, _Chain] = {}
+        for name, config in chains.items():
+            for url in config.urls:
+                check_url(name, url)
+            link = NodeLink(name, config, io_wait_max_ms / 1_000, self._on_sent)
+            self._chains[name] = _Chain(name, config, link)
+        self._counters: dict[str, dict[str, Counters]] = {}
+        self._by_call: dict[str, _Reader] = {}
+        self._deadlines: list[tuple[float, int, _Reader]] = []
+        self._deadline_seq = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    # ---- the contract of a backend ---------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Nothing: connections are made by the first read."""
+
+    def submit(self, request: IoRequest, reply: Reply) -> None:
+        """Take a request; answered at once only from the cache or with an error."""
+        now = asyncio.get_running_loop().time()
+        try:
+            params = decode_params(request.params)
+            chain = self._chain(params.chain)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            text = (
+                f"{request.operation}: the parameters of a node request are not understood: {error}"
+            )
+            reply(IoReply(request, error=WireError(kind=ErrorKind.MALFORMED, message=text)))
+            return
+        except ReadFailedError as failure:
+            reply(IoReply(request, error=failure.error))
+            return
+        reader = _Reader(request, reply, self._task(chain, request.task_id), now)
+        self._by_call[request.call_id] = reader
+        if params.block is None:
+            self._ask_plain(chain, reader, params)
+        else:
+            reader.task.pins.resolve(
+                params.block, lambda block: self._ask_at(chain, reader, params, block)
+            )
+
+    def cancel(self, call_id: str) -> None:
+        """End the call's reader; a question that nobody waits for and that has not left is dropped."""
+        reader = self._by_call.get(call_id)
+        if reader is None:
+            return
+        self._leave(reader)
+        text = f"{reader.request.operation}: the call's attempt has ended"
+        self._end(reader, None, WireError(kind=ErrorKind.CANCELLED, message=text))
+
+    def task_ended(self, task_id: str) -> None:
+        """Release pins and cache; the counters stay for the report."""
+        for chain in self._chains.values():
+            chain.tasks.pop(task_id, None)
+
+    def statistics(self, task_id: str) -> dict[str, dict[str, int]]:
+        """The counters of each chain; zeros for one that the task did not ask."""
+        counted = self._counters.get(task_id, {})
+        return {name: asdict(counted.get(name) or Counters()) for name in self._chains}
+
+    async def close(self) -> None:
+        """Close the connections; what is on its way is given up."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for chain in self._chains.values():
+            await chain.link.close()
+
+    # ---- from a request to a question ------------------------------------------------------------
+
+    def _chain(self, name: str | None) -> _Chain:
+        chains = self._chains
+        if name is None and len(chains) == 1:
+            return next(iter(chains.values()))
+        if name is None:
+            there = named(sorted(chains), "none")
+            text = f"name the chain of this request: chain=…; there are: {there}"
+            raise ReadFailedError(ErrorKind.IO_ERROR, text)
+        chain = chains.get(name)
+        if chain is None:
+            there = named(sorted(chains), "none")
+            text = (
+                f"there is no chain {name!r} under backends.rpc in config.yaml; there are: {there}"
+            )
+            raise ReadFailedError(ErrorKind.IO_ERROR, text)
+        return chain
+
+    def _task(self, chain: _Chain, task_id: str) -> _ChainTask:
+        task = chain.tasks.get(task_id)
+        if task is None:
+            by_chain = self._counters.setdefault(task_id, {})
+            while len(self._counters) > TASKS_COUNTED_MAX:
+                del self._counters[next(iter(self._counters))]
+            counters = by_chain.setdefault(chain.name, Counters())
+            task = chain.tasks[task_id] = _ChainTask(chain, counters)
+        return task
+
+    def _ask_plain(self, chain: _Chain, reader: _Reader, params: Params) -> None:
+        method = reader.request.operation
+        known = READ_METHODS.get(method)
+        body = question_body(method, bytes(params.params))
+        if known is None:
+            self._ask_writing(chain, reader, body)
+            return
+        immutable = known.immutable or (known.pin is not Pin.NONE and b'"blockHash"' in body)
+        self._ask(chain, reader, body, method, cached=immutable, block_known=False)
+
+    def _ask_at(
+        self, chain: _Chain, reader: _Reader, params: Params, block: BlockRef | WireError
+    ) -> None:
+        if reader.ended:  # cancelled while its block was asked for
+            return
+        method = reader.request.operation
+        if isinstance(block, WireError):
+            self._end(reader, None, block)
+            return
+        try:
+            method, placed = place_block(method, params.params, block.number, block.hash)
+        except ValueError as error:
+            self._end(reader, None, WireError(kind=ErrorKind.IO_ERROR, message=str(error)))
+            return
+        body = question_body(method, placed)
+        if method not in READ_METHODS:
+            self._ask_writing(chain, reader, body)
+            return
+        what = f"{reader.request.operation} at block {block.name}"
+        self._ask(chain, reader, body, what, cached=True, block_known=block.known)
+
+    def _ask(
+        self,
+        chain: _Chain,
+        reader: _Reader,
+        body: bytes,
+        what: str,
+        *,
+        cached: bool,
+        block_known: bool,
+    ) -> None:
+        """A read: from the cache, joined to one on its way, or asked."""
+        task = reader.task
+        cache = task.cache if cached else None
+        if cache is not None:
+            result = cache.get(body)
+            if result is not None:
+                task.counters.cache_hits += 1
+                self._end(reader, result, None)
+                return
+        shared = chain.inflight.get(body)
+        if shared is not None:
+            task.counters.merged += 1
+            self._join(reader, shared)
+            return
+        shared = _SharedQuestion(
+            method=reader.request.operation,
+            body=body,
+            what=what,
+            counters=task.counters,
+            done=self._answered,
+            chain=chain,
+            block_known=block_known,
+            cache=cache,
+        )
+        if chain.config.merge_reads:
+            chain.inflight[body] = shared
+        self._join(reader, shared)
+        chain.link.ask(shared)
+
+    def _ask_writing(self, chain: _Chain, reader: _Reader, body: bytes) -> None:
+        """A request that may change something: reads on their way are joined no more, here and at its end."""
+        chain.inflight.clear()
+        shared = _SharedQuestion(
+            method=reader.request.operation,
+            body=body,
+            what=reader.request.operation,
+            counters=reader.task.counters,
+            done=self._written,
+            chain=chain,
+            is_read=False,
+        )
+        self._join(reader, shared)
+        chain.link.ask(shared)
+
+    def _written(self, question: Question, result: bytes | None, error: WireError | None) -> None:
+        assert isinstance(question, _SharedQuestion), "asked by _ask_writing"
+        question.chain.inflight.clear()
+        self._answered(question, result, error)
+
+    # ---- readers ---------------------------------------------------------------------------------
+
+    def _join(self, reader: _Reader, shared: _SharedQuestion) -> None:
+        now = asyncio.get_running_loop().time()
+        reader.question = shared
+        reader.flown_before = shared.flown(now)
+        shared.readers.append(reader)
+        if shared.sent_at:
+            self._watch(reader, now)
+
+    def _leave(self, reader: _Reader) -> None:
+        shared = reader.question
+        if shared is None:
+            return
+        shared.readers = [other for other in shared.readers if other is not reader]
+        if not shared.readers and not shared.sent_at:
+            shared.dropped = True
+            self._close_to_joiners(shared)
+
+    def _close_to_joiners(self, shared: _SharedQuestion) -> None:
+        inflight = shared.chain.inflight
+        if inflight.get(shared.body) is shared:
+            del inflight[shared.body]
+
+    def _answered(self, question: Question, result: bytes | None, error: WireError | None) -> None:
+        assert isinstance(question, _SharedQuestion), "own questions are answered to the pins"
+        self._close_to_joiners(question)
+        if question.cache is not None and result is not None and result != NULL:
+            question.cache.put(question.body, result)
+        readers, question.readers = question.readers, []
+        for reader in readers:
+            self._end(reader, result, error)
+
+    def _end(self, reader: _Reader, result: bytes | None, error: WireError | None) -> None:
+        if reader.ended:
+            return
+        reader.ended = True
+        call_id = reader.request.call_id
+        if self._by_call.get(call_id) is reader:
+            del self._by_call[call_id]
+        now = asyncio.get_running_loop().time()
+        charged_s = reader.charged(now)
+        reader.reply(
+            IoReply(
+                reader.request,
+                result=result,
+                error=error,
+                io_us=round(charged_s * 1e6),
+                queue_us=max(0, round((now - reader.arrived_at - charged_s) * 1e6)),
+            )
+        )
+
+    # ---- budgets ---------------------------------------------------------------------------------
+
+    def _on_sent(self, question: Question) -> None:
+        if isinstance(question, _SharedQuestion):
+            for reader in question.readers:
+                self._watch(reader, question.sent_at)
+
+    def _watch(self, reader: _Reader, now: float) -> None:
+        """Note when the reader's budget ends if its question stays on its way until then."""
+        budget_ms = reader.request.budget_left_ms
+        if budget_ms <= 0:
+            return
+        when = now + budget_ms / 1_000 - reader.charged(now)
+        self._deadline_seq += 1
+        if len(self._deadlines) > 1_024 + 2 * len(self._by_call):  # long budgets of ended readers
+            self._deadlines = [entry for entry in self._deadlines if not entry[2].ended]
+            heapq.heapify(self._deadlines)
+        heapq.heappush(self._deadlines, (when, self._deadline_seq, reader))
+        if self._timer is None or when < self._timer.when():
+            self._arm(when)
+
+    def _arm(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(when, self._deadlines_due)
+
+    def _deadlines_due(self) -> None:
+        self._timer = None
+        heap, now = self._deadlines, asyncio.get_running_loop().time()
+        while heap and (heap[0][2].ended or heap[0][0] <= now):
+            _, _, reader = heapq.heappop(heap)
+            if reader.ended or reader.question is None or not reader.question.sent_at:
+                continue  # between two posts its clock stands; the next post notes a new end
+            budget_ms = reader.request.budget_left_ms
+            if reader.charged(now) >= budget_ms / 1_000 - 1e-6:
+                self._leave(reader)
+                text = (
+                    f"{reader.question.what}: no answer within the {budget_ms:.0f} ms that were left of "
+                    "the call's budget"
+                )
+                self._end(reader, None, WireError(kind=ErrorKind.DEADLINE_EXCEEDED, message=text))
+        if heap:
+            self._arm(heap[0][0])
+
+
+def check_url(chain: str, url: str) -> None:
+    """Raises UsageError for an url of a chain that is no http or https url."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise UsageError(
+            f"backends.rpc.{chain}.urls: {shown_url(url) if '://' in url else url!r} is no http(s) url; "
+            "write for example http://127.0.0.1:8545"
+        )

@@ -1,0 +1,167 @@
+"""The command line: verbs, user errors, exit codes.
+
+Main thread. Nothing heavy is imported before the configuration has been read, so that help and
+mistakes answer at once. A mistake of the user is its message and exit code 2; a traceback is only
+ever shown for a bug of ours (exit code 3), with the request to report it.
+"""
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from blockx.config import JobConfig, LoadedConfig, describe, load_config
+from blockx.errors import UsageError
+
+EXIT_OK = 0
+"""All calls are ok."""
+EXIT_CALLS_FAILED = 1
+"""Some calls, or a job as a whole, failed."""
+EXIT_USAGE = 2
+"""Configuration, command line or a file is wrong; nothing ran."""
+EXIT_INTERNAL = 3
+"""A bug of blockx."""
+EXIT_SIGINT = 130
+"""Stopped by SIGINT."""
+EXIT_SIGTERM = 143
+"""Stopped by SIGTERM."""
+
+VERBS = ("run", "check")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What the command line asks of a run."""
+
+    jobs: tuple[str, ...] = ()
+    """Names of the jobs to run, in the order of the configuration. Empty: all."""
+    fresh: bool = False
+    """Begin anew, whatever an earlier run left."""
+    quiet: bool = False
+    """No progress and no table; messages only."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    try:
+        return _command(sys.argv[1:] if argv is None else list(argv))
+    except UsageError as error:
+        return _fail(f"{error}", EXIT_USAGE)
+    except KeyboardInterrupt:
+        return _fail("stopped", EXIT_SIGINT)
+    except BrokenPipeError:  # whoever read our output has gone; there is nobody left to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+    except Exception:  # noqa: BLE001 - the outermost frame: whatever comes here is our bug, and is shown
+        trace = traceback.format_exc()
+        return _fail(
+            f"{trace}internal error: a bug of blockx; please report the lines above", EXIT_INTERNAL
+        )
+
+
+def select_jobs(loaded: LoadedConfig, names: Sequence[str]) -> list[JobConfig]:
+    """The jobs named, in the order of the configuration; all for no name.
+
+    Raises:
+        UsageError: a name is unknown, or there is no job at all.
+    """
+    jobs = loaded.config.jobs
+    known = [job.name for job in jobs]
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(
+            f"--job {unknown[0]}: no such job in {loaded.file}; its jobs: {', '.join(known) or 'none'}"
+        )
+    if not jobs:
+        raise UsageError(
+            f"{loaded.file}: no jobs; add one under the key jobs (name, function, calls)"
+        )
+    return [job for job in jobs if not names or job.name in names]
+
+
+def _command(arguments: list[str]) -> int:
+    options = _parser().parse_args(_with_verb(arguments))
+    loaded = load_config(Path(options.config), os.environ)
+    if options.verb == "check" or options.check:
+        return _check(loaded, options.job)
+    # Imported here: it brings in all of main.
+    from blockx import app
+
+    select_jobs(loaded, options.job)
+    return app.run(
+        loaded, RunOptions(jobs=tuple(options.job), fresh=options.fresh, quiet=options.quiet)
+    )
+
+
+def _with_verb(arguments: list[str]) -> list[str]:
+    """``run`` is the verb if none is given: ``blockx --config c.yaml``."""
+    if arguments and (
+        arguments[0] in (*VERBS, "-h", "--help", "--version") or not arguments[0].startswith("-")
+    ):
+        return arguments
+    return ["run", *arguments]
+
+
+def _parser() -> argparse.ArgumentParser:
+    from blockx import __version__
+
+    parser = argparse.ArgumentParser(
+        prog="blockx",
+        description="Run plain Python functions over blockchain data, thousands of calls at once.",
+        epilog="Without a verb: run. Exit codes: 0 all right, 1 some calls failed, 2 wrong configuration,"
+        " 3 a bug of blockx, 130 / 143 stopped by SIGINT / SIGTERM.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"blockx {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="{run,check}", required=True)
+    helps = {
+        "run": "run the jobs of a configuration and exit",
+        "check": "check configuration, functions and files, and show the effective configuration",
+    }
+    for verb in VERBS:
+        sub = verbs.add_parser(verb, help=helps[verb], description=helps[verb], allow_abbrev=False)
+        sub.add_argument(
+            "--config", default="config.yaml", metavar="FILE", help="default: %(default)s"
+        )
+        sub.add_argument(
+            "--job",
+            action="append",
+            default=[],
+            metavar="NAME",
+            help="only this job; may be repeated",
+        )
+        sub.add_argument("--check", action="store_true", help="the same as the verb check")
+        sub.add_argument(
+            "--fresh", action="store_true", help="begin anew, whatever an earlier run left"
+        )
+        sub.add_argument("--quiet", action="store_true", help="no progress and no table")
+    return parser
+
+
+def _check(loaded: LoadedConfig, names: Sequence[str]) -> int:
+    """Everything that can be known without running anything."""
+    from blockx.functions.view import FunctionView
+    from blockx.jobs.runner import check_jobs
+
+    view = FunctionView(loaded.resolve(loaded.config.functions.path))
+    mistakes = [f"{function_id}: {error}" for function_id, error in view.check_all()]
+    if loaded.config.jobs or names:
+        try:
+            check_jobs(loaded, select_jobs(loaded, names), view)
+        except UsageError as error:
+            mistakes.append(str(error))
+    if mistakes:
+        raise UsageError("\n".join(mistakes))
+    sys.stdout.write(describe(loaded, os.environ))
+    sys.stdout.write(f"# all right: {len(loaded.config.jobs)} jobs, {len(view.ids())} functions\n")
+    sys.stdout.flush()
+    return EXIT_OK
+
+
+def _fail(message: str, code: int) -> int:
+    # A message may quote a file name that is no text.
+    data = f"blockx: {message}\n".encode("utf-8", "replace").decode()
+    sys.stderr.write(data)
+    return code

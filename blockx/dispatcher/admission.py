@@ -1,0 +1,144 @@
+"""Who is next: task slots, turns of tasks, fairness between instances.
+
+Pure bookkeeping over tasks; it looks at no executor and moves no call. At most ``slots_max`` tasks take
+part at once, further ones wait in the order of their arrival (spec: ExecutorTaskSlots). A task has a turn
+while it has a ready call, room in its window (``TaskMaxInflightCalls``) and does not stop; tasks of one
+instance take turns call by call.
+
+With fairness off all tasks belong to one instance: plain round robin. With fairness in calls the next
+instance is the one with the fewest root calls in flight for its weight (max-min), ties for the one that
+waited longest; it is served ``quantum`` calls in a row (0 and 1: one).
+"""
+
+from collections import deque
+
+from blockx.config import DispatcherConfig
+from blockx.dispatcher.model import Instance, Task
+
+
+class TurnOrder:
+    """The tasks that have a slot, and whose turn it is."""
+
+    __slots__ = (
+        "_current",
+        "_fair",
+        "_left",
+        "_quantum",
+        "_seq",
+        "_waiting",
+        "_window_max",
+        "active_count",
+        "instances",
+        "slots_max",
+    )
+
+    def __init__(self, config: DispatcherConfig, slots_max: int) -> None:
+        self.slots_max = slots_max
+        self.active_count = 0
+        self.instances: dict[str, Instance] = {}
+        self._waiting: deque[Task] = deque()
+        self._window_max = config.task_max_inflight_calls
+        self._fair = config.instance_fairness == "calls"
+        self._quantum = max(1, config.instance_fairness_quantum)
+        self._current: Instance | None = None
+        self._left = 0
+        self._seq = 0
+
+    def add(self, task: Task) -> None:
+        """A new task: it takes a slot, or waits for one."""
+        self._waiting.append(task)
+        self._fill_slots()
+
+    def remove(self, task: Task) -> None:
+        """A task has ended: its slot goes to the one that waited longest."""
+        instance = task.instance
+        if instance is None:
+            self._waiting.remove(task)
+            return
+        if task.has_turn:
+            instance.turns.remove(task)
+            task.has_turn = False
+        task.instance = None
+        self.active_count -= 1
+        instance.tasks_count -= 1
+        if instance.tasks_count == 0:
+            del self.instances[instance.instance_id]
+            if self._current is instance:
+                self._current = None
+        self._fill_slots()
+
+    def wake(self, task: Task) -> None:
+        """Something changed that may give the task a turn."""
+        instance = task.instance
+        if instance is not None and not task.has_turn and task.ready:
+            task.has_turn = True
+            instance.turns.append(task)
+
+    def took(self, task: Task) -> None:
+        """A root call of the task was bound."""
+        assert task.instance is not None
+        task.instance.inflight += 1
+
+    def gave_back(self, task: Task) -> None:
+        """A root call of the task is bound no more."""
+        assert task.instance is not None
+        task.instance.inflight -= 1
+        self.wake(task)
+
+    def next_task(self) -> Task | None:
+        """Whose turn it is; None: no task has a call that may run now. Does not end the turn."""
+        current = self._current
+        if current is not None and self._left > 0:
+            task = self._front(current)
+            if task is not None:
+                return task
+        best: Instance | None = None
+        best_task: Task | None = None
+        for instance in self.instances.values():
+            if instance.turns and (best is None or self._goes_before(instance, best)):
+                task = self._front(instance)
+                if task is not None:
+                    best, best_task = instance, task
+        return best_task
+
+    def end_turn(self, task: Task) -> None:
+        """The task was served: the next of its instance is in front now."""
+        instance = task.instance
+        assert instance is not None
+        if len(instance.turns) > 1:
+            instance.turns.rotate(-1)
+        if instance is not self._current:
+            self._current = instance
+            self._left = self._quantum
+        self._left -= 1
+        self._seq += 1
+        instance.served_seq = self._seq
+
+    def _front(self, instance: Instance) -> Task | None:
+        """Its first task that may be served; those that may not lose their turn until they are woken."""
+        turns = instance.turns
+        while turns:
+            task = turns[0]
+            if task.ready and task.inflight < self._window_max and task.end is None:
+                return task
+            turns.popleft()
+            task.has_turn = False
+        return None
+
+    @staticmethod
+    def _goes_before(one: Instance, other: Instance) -> bool:
+        mine, its = one.inflight * other.weight, other.inflight * one.weight
+        return mine < its or (mine == its and one.served_seq < other.served_seq)
+
+    def _fill_slots(self) -> None:
+        while self._waiting and self.active_count < self.slots_max:
+            task = self._waiting.popleft()
+            instance_id = task.spec.instance_id if self._fair else ""
+            instance = self.instances.get(instance_id)
+            if instance is None:
+                instance = self.instances[instance_id] = Instance(instance_id)
+            instance.weight = max(instance.weight, task.spec.weight)
+            instance.tasks_count += 1
+            task.instance = instance
+            self.active_count += 1
+            self.wake(task)

@@ -1,0 +1,355 @@
+"""The way out of user code: every read, write, sub-call, sleep and source fetch of a call goes through here.
+
+Runs on the executor's main thread, in the greenlet of the running call. ``wait`` is the only function
+that leaves a call (``runtime.step`` is the only one that enters it). Invariants: while bridge code runs,
+``ctx.in_user`` is false, so the alarm neither raises here nor touches the socket; signals are checked
+before a request is sent and after its answer came, each time again; nothing but the greenlet of
+the running call gets through (no ``__del__`` after its end, no thread, no forked child).
+"""
+
+import math
+import operator
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex
+
+from greenlet import getcurrent
+from msgspec import Raw
+
+from blockx.errors import (
+    BlockxError,
+    ErrorKind,
+    FunctionCodeFetchError,
+    ReadError,
+    RevertedError,
+    SubcallCycleDetectedError,
+    SubcallDepthExceededError,
+    SubcallFailedError,
+)
+from blockx.executor.context import NEVER_NS, NS_PER_MS, ExecContext, ExecState, Wake
+from blockx.ipc import exact_json
+from blockx.ipc.frames import FrameTooLargeError
+from blockx.ipc.messages import CallWaiting, CallWaitingPayload, WaitKind, WireError
+
+if TYPE_CHECKING:
+    from blockx.executor.runtime import ExecutorRuntime
+
+_monotonic_ns = time.monotonic_ns
+_NS_PER_S: Final = 1_000_000_000
+
+_SUBCALL_ERRORS: Final[dict[str, tuple[type[SubcallFailedError], ErrorKind]]] = {
+    ErrorKind.SUBCALL_CYCLE.value: (SubcallCycleDetectedError, ErrorKind.SUBCALL_CYCLE),
+    ErrorKind.SUBCALL_DEPTH_EXCEEDED.value: (
+        SubcallDepthExceededError,
+        ErrorKind.SUBCALL_DEPTH_EXCEEDED,
+    ),
+}
+_READ_KINDS: Final[dict[str, ErrorKind]] = {
+    kind.value: kind
+    for kind in (
+        ErrorKind.BLOCK_UNKNOWN,
+        ErrorKind.STATE_PRUNED,
+        ErrorKind.MALFORMED,
+        ErrorKind.THROTTLED,
+        ErrorKind.UNAVAILABLE,
+    )
+}
+"""Kinds of failed reads that a call may end with; any other one ends it as IO_ERROR."""
+
+
+class SdkBridge:
+    """The ``Provider`` of all calls of this executor."""
+
+    def __init__(self, runtime: "ExecutorRuntime") -> None:
+        self._runtime = runtime
+        self._fetches: dict[str, list[ExecContext]] = {}
+        """Digest on its way -> calls that share the answer. At most one entry a resident call."""
+
+    # ---- what the SDK calls --------------------------------------------------------------------
+
+    def read_req(
+        self,
+        backend: str,
+        operation: str,
+        params: Mapping[str, Any],
+        *,
+        cache_key: str | None = None,
+    ) -> Any:
+        """Read through a backend. An answer that came as raw bytes (a sidecar) is returned as bytes.
+
+        Raises:
+            ReadError, RevertedError: the read failed.
+            InexactValueError: ``params`` has no exact JSON form.
+            CallCancelledError, CallDeadlineExceededError: signals; let them pass.
+        """
+        return self._io(backend, operation, params, cache_key or "", write=False)
+
+    def write_req(self, backend: str, operation: str, params: Mapping[str, Any]) -> Any:
+        """Write through a backend; returns when it is durable. Raises like ``read_req``."""
+        return self._io(backend, operation, params, "", write=True)
+
+    def capability_req(
+        self, backend: str, operation: str, params: Mapping[str, Any], *, cache_key: str = ""
+    ) -> Any:
+        """Ask a capability backend. Raises like ``read_req``."""
+        return self._io(backend, operation, params, cache_key, write=False)
+
+    def subcall(self, function_id: str, args: Any) -> Any:
+        """Call another function of the task; ``args`` is the list of its positional arguments.
+
+        Raises:
+            SubcallFailedError and its subclasses: it failed; ``kind`` says how.
+            InexactValueError: an argument has no exact JSON form; the text names its path.
+        """
+        if not isinstance(function_id, str):
+            raise TypeError(f"the id of a function is text, not {type(function_id).__name__}")
+        encoded = exact_json.encode(args if isinstance(args, list) else [args])
+        context = self.current()
+        payload = CallWaitingPayload(
+            wait_kind=WaitKind.SUBCALL,
+            task_id=context.task_id,
+            attempt_seq=context.attempt_seq,
+            function_id=function_id,
+            args=Raw(encoded),
+            granted_budget_ms=context.budget_left_ms(_monotonic_ns()),
+        )
+        context.last_operation = f"sub-call {function_id}"
+        wake = self._ask(context, ExecState.WAITING_SUBCALL, payload)
+        if wake.error is not None:
+            raise _subcall_failed(context, function_id, wake.error)
+        return exact_json.decode(wake.result)
+
+    def sleep(self, seconds: float) -> None:
+        """Suspend the call for a time; 0 lets others run. Raises like ``time.sleep``."""
+        self._sleep(self.current(), seconds)
+
+    def sleep_in_call(self, seconds: float) -> bool:
+        """``time.sleep``: suspend the running call, or return False where none is running."""
+        context = self._runtime.running
+        if context is None or not self._is_callers(context):
+            return False
+        self._sleep(context, seconds)
+        return True
+
+    # ---- what the loader calls -----------------------------------------------------------------
+
+    def do_function_code_req(self, function_id: str, digest: str) -> str:
+        """The source of a digest, from main. Calls that miss the same digest share one request.
+
+        If the one that asked is cancelled, the others ask again, one of them for all.
+
+        Raises FunctionCodeFetchError.
+        """
+        context = self.current()
+        while True:
+            followers = self._fetches.get(digest)
+            if followers is None:
+                wake = self._lead_fetch(context, function_id, digest)
+            else:
+                followers.append(context)
+                try:
+                    wake = self._ask(context, ExecState.WAITING_FUNCTION_CODE, None)
+                except BaseException:
+                    if context in followers:
+                        followers.remove(context)
+                    raise
+            if not wake.lead:
+                return _source(function_id, wake)
+
+    def _lead_fetch(self, context: ExecContext, function_id: str, digest: str) -> Wake:
+        followers = self._fetches[digest] = []
+        payload = CallWaitingPayload(
+            wait_kind=WaitKind.FUNCTION_CODE,
+            task_id=context.task_id,
+            attempt_seq=context.attempt_seq,
+            function_id=function_id,
+            function_code_digest=digest,
+        )
+        wake = shared = Wake(lead=True)
+        try:
+            wake = self._ask(context, ExecState.WAITING_FUNCTION_CODE, payload)
+            shared = Wake(wake.result, wake.sidecar, wake.error)
+        finally:
+            del self._fetches[digest]
+            for follower in followers:
+                self._runtime.wake(follower, shared)
+        return wake
+
+    # ---- waiting -------------------------------------------------------------------------------
+
+    def current(self) -> ExecContext:
+        """The running call, if this really is its own code. Raises RuntimeError otherwise."""
+        context = self._runtime.running
+        if context is None or not self._is_callers(context):
+            raise RuntimeError(
+                "reads, writes, sub-calls and sleeps work only in the function of a running call: "
+                "not in a thread, a forked process, a greenlet of its own, or after the call's end"
+            )
+        return context
+
+    def _is_callers(self, context: ExecContext) -> bool:
+        """Whether it is the code of this running call that asks."""
+        return context.in_user and getcurrent() is context.greenlet and not self._runtime.is_forked
+
+    def wait(
+        self,
+        context: ExecContext,
+        state: ExecState,
+        message: CallWaiting | None,
+        due_ns: int | None = None,
+    ) -> Wake:
+        """Send one request (None: nothing) and park until it is answered, or until ``due_ns``.
+
+        The only way out of user code. The caller has cleared ``in_user``. ``due_ns`` 0 is a yield.
+
+        Raises:
+            CallCancelledError: main gave up on this attempt.
+            CallDeadlineExceededError: the budget was used up before or during the wait.
+            FrameTooLargeError: the request does not fit into a frame; nothing was sent.
+        """
+        now_ns = _monotonic_ns()
+        context.check(now_ns)
+        runtime = self._runtime
+        if message is not None:
+            message.request_id = runtime.next_request_id()
+            message.sent_at_ms = now_ns // NS_PER_MS
+            message.payload.budget_left_ms = context.budget_left_ms(now_ns)
+            runtime.channel.send(message)
+            context.request_id = message.request_id
+        context.move(state)
+        if due_ns is not None:
+            runtime.plan_wake(context, due_ns)
+        hub = getcurrent().parent
+        assert hub is runtime.hub, "wait() called outside of a call's greenlet"
+        wake: Wake | None = hub.switch()
+        assert runtime.running is context, f"{context.call_id} was switched in by a stranger"
+        context.request_id = ""
+        resumed_ns = context.step_started_ns
+        if wake is not None:
+            # What main says it cost, but never more than the wait took.
+            waited_ns = resumed_ns - now_ns
+            context.io_ns += max(0, min(wake.io_ns, waited_ns))
+            context.subcall_ns += max(0, min(wake.budget_used_ns, waited_ns))
+        context.check(resumed_ns)
+        assert wake is not None, f"{context.call_id} was woken without an answer"
+        return wake
+
+    def _ask(
+        self, context: ExecContext, state: ExecState, payload: CallWaitingPayload | None
+    ) -> Wake:
+        """``wait`` for user code: with the alarm kept out, and the user's words for a large request."""
+        message = None
+        if payload is not None:
+            message = CallWaiting(
+                executor_id=self._runtime.executor_id, call_id=context.call_id, payload=payload
+            )
+        context.in_user = False
+        try:
+            return self.wait(context, state, message)
+        except FrameTooLargeError as error:
+            raise ValueError(
+                f"{context.last_operation}: the request is too large: {error}"
+            ) from None
+        finally:
+            context.in_user = True
+
+    def _io(
+        self,
+        backend: str,
+        operation: str,
+        params: Mapping[str, Any],
+        cache_key: str,
+        *,
+        write: bool,
+    ) -> Any:
+        encoded = exact_json.encode(params if isinstance(params, dict) else dict(params))
+        context = self.current()
+        payload = CallWaitingPayload(
+            wait_kind=WaitKind.IO,
+            task_id=context.task_id,
+            attempt_seq=context.attempt_seq,
+            backend=backend,
+            operation=operation,
+            params=Raw(encoded),
+            cache_key=cache_key,
+            write=write,
+        )
+        context.last_operation = f"{backend} {operation}"
+        wake = self._ask(context, ExecState.WAITING_IO, payload)
+        if wake.error is not None:
+            raise _read_failed(context, wake.error)
+        if wake.sidecar is not None:
+            return wake.sidecar
+        return exact_json.decode(wake.result)
+
+    def _sleep(self, context: ExecContext, seconds: float) -> None:
+        asked_ns = _sleep_ns(seconds)
+        context.in_user = False
+        try:
+            now_ns = _monotonic_ns()
+            context.check(now_ns)
+            # A sleep that outlasts the budget ends with it.
+            due_ns = now_ns + min(asked_ns, context.left_ns(now_ns))
+            context.last_operation = "sleep"
+            try:
+                self.wait(context, ExecState.WAITING_SLEEP, None, due_ns if asked_ns else 0)
+            finally:
+                context.sleep_ns += max(0, min(context.step_started_ns, due_ns) - now_ns)
+            context.check(_monotonic_ns())
+        finally:
+            context.in_user = True
+
+
+def _sleep_ns(seconds: float | SupportsIndex) -> int:
+    """Nanoseconds of a sleep, refused as ``time.sleep`` refuses it."""
+    number = seconds if isinstance(seconds, float) else operator.index(seconds)
+    if math.isnan(number):
+        raise ValueError("Invalid value NaN (not a number)")
+    if number < 0:
+        raise ValueError("sleep length must be non-negative")
+    if number > NEVER_NS / _NS_PER_S:
+        raise OverflowError("timestamp too large to convert to C _PyTime_t")
+    return int(number * _NS_PER_S)
+
+
+def _remember(context: ExecContext, error: BlockxError, kind: ErrorKind) -> BlockxError:
+    """If the function lets this very exception pass, the call ends with this kind."""
+    context.remote_error = error
+    context.remote_kind = kind
+    return error
+
+
+def _read_failed(context: ExecContext, error: WireError) -> BlockxError:
+    if error.kind == ErrorKind.REVERTED:
+        data = _raw_bytes(error.data)
+        reverted = RevertedError(error.message, reason=error.reason, data=data)
+        return _remember(context, reverted, ErrorKind.REVERTED)
+    kind = _READ_KINDS.get(error.kind, ErrorKind.IO_ERROR)
+    read_error = ReadError(error.message, kind=error.kind, retryable=error.retryable)
+    return _remember(context, read_error, kind)
+
+
+def _raw_bytes(text: str | None) -> bytes:
+    """Bytes of 0x-hex; of anything else none, since what a node sends is not ours to vouch for."""
+    try:
+        return bytes.fromhex((text or "").removeprefix("0x"))
+    except ValueError:
+        return b""
+
+
+def _subcall_failed(context: ExecContext, function_id: str, error: WireError) -> BlockxError:
+    make, kind = _SUBCALL_ERRORS.get(error.kind, (SubcallFailedError, ErrorKind.SUBCALL_FAILED))
+    text = f"{function_id}: {error.message}"
+    return _remember(context, make(text, kind=error.kind, retryable=error.retryable), kind)
+
+
+def _source(function_id: str, wake: Wake) -> str:
+    if wake.error is not None:
+        text = f"the source of {function_id!r} could not be had: {wake.error.message}"
+        raise FunctionCodeFetchError(text, kind=wake.error.kind, retryable=wake.error.retryable)
+    if wake.sidecar is not None:
+        return wake.sidecar.decode("utf-8", "surrogatepass")
+    source = exact_json.decode(wake.result)
+    if not isinstance(source, str):
+        raise FunctionCodeFetchError(f"main answered no source for {function_id!r}")
+    return source

@@ -1,0 +1,236 @@
+"""One attempt of one call as the executor sees it: its state, its budget account, its signals.
+
+Owned by the executor's main thread; no I/O and no clock (times are handed in, nanoseconds of the
+monotonic clock). The only module that writes ``ExecContext.state``. Invariants: at most one pending
+request; ``in_user`` is true only while statements of the user's call (or the encoding and the failure
+report of its outcome) run; a latched signal never goes away, so that an outcome reached by swallowing
+it is refused.
+"""
+
+import enum
+from typing import TYPE_CHECKING, Final, Protocol
+
+from msgspec import Raw
+
+from blockx.errors import (
+    CallCancelledError,
+    CallDeadlineExceededError,
+    CallSignal,
+    ErrorKind,
+    InvalidTransitionError,
+)
+from blockx.ipc.messages import NULL, ExecuteCall, WireError
+
+if TYPE_CHECKING:
+    from greenlet import greenlet
+
+NS_PER_MS: Final = 1_000_000
+NS_PER_US: Final = 1_000
+
+NEVER_NS: Final = 1 << 62
+"""Time left of a call without any limit."""
+
+CALL_TIMEOUT: Final = "call_timeout"
+"""Reason of a cancel that counts as a deadline (the specification, "Cancellation")."""
+
+
+class ExecState(enum.IntEnum):
+    """Where an attempt stands; the number is its place in the counts of the heartbeat row."""
+
+    RUNNABLE = 0
+    RUNNING = 1
+    WAITING_IO = 2
+    WAITING_SUBCALL = 3
+    WAITING_FUNCTION_CODE = 4
+    WAITING_SLEEP = 5
+    DONE = 6
+
+
+_WAITING: Final = frozenset(
+    {
+        ExecState.WAITING_IO,
+        ExecState.WAITING_SUBCALL,
+        ExecState.WAITING_FUNCTION_CODE,
+        ExecState.WAITING_SLEEP,
+    }
+)
+_LEGAL: Final[dict[ExecState, frozenset[ExecState]]] = {
+    ExecState.RUNNABLE: frozenset({ExecState.RUNNING, ExecState.DONE}),
+    ExecState.RUNNING: _WAITING | {ExecState.DONE},
+    **dict.fromkeys(_WAITING, frozenset({ExecState.RUNNING, ExecState.DONE})),
+    ExecState.DONE: frozenset(),
+}
+_LEGAL_BITS: Final = [sum(1 << to for to in _LEGAL[state]) for state in ExecState]
+"""The same by index and bit: an enum member is hashed by a Python function, 0.3 us a move."""
+
+_CANCEL_KINDS: Final = {
+    CALL_TIMEOUT: ErrorKind.DEADLINE_EXCEEDED,
+    ErrorKind.TASK_CANCELLED.value: ErrorKind.TASK_CANCELLED,
+}
+
+
+class Counts(Protocol):
+    """Numbers of attempts by state: a list, or a part of the heartbeat row's draft."""
+
+    def __getitem__(self, index: int, /) -> int: ...
+
+    def __setitem__(self, index: int, value: int, /) -> None: ...
+
+
+class Wake:
+    """What wakes a parked call: an answer of main, a source from a neighbour, or nothing but time."""
+
+    __slots__ = ("budget_used_ns", "error", "io_ns", "lead", "result", "sidecar")
+
+    def __init__(
+        self,
+        result: Raw = NULL,
+        sidecar: bytes | None = None,
+        error: WireError | None = None,
+        *,
+        io_ns: int = 0,
+        budget_used_ns: int = 0,
+        lead: bool = False,
+    ) -> None:
+        self.result = result
+        self.sidecar = sidecar
+        self.error = error
+        self.io_ns = io_ns
+        """Charged as IO, at most the whole wait."""
+        self.budget_used_ns = budget_used_ns
+        """Charged as sub-call, at most the whole wait."""
+        self.lead = lead
+        """The leader of a shared source fetch is gone: ask for it yourself."""
+
+
+class ExecContext:
+    """One attempt of one call."""
+
+    __slots__ = (
+        "args", "arrived_ns", "attempt_seq", "body_started", "budget_ns", "call_id", "call_seq",
+        "cancel_reason", "counts", "cpu_ns", "deadline_ns", "debug", "digest", "entry", "function_id",
+        "greenlet", "held_ns", "in_user", "io_ns", "last_operation", "output", "parent_call_id", "queued",
+        "raises", "refused_since_ns", "remote_error", "remote_kind", "request_id", "signal_kind", "sleep_ns",
+        "sleep_seq", "stale", "state", "step_started_ns", "subcall_ns", "task_id", "wake",
+    )  # fmt: skip
+
+    def __init__(self, message: ExecuteCall, counts: Counts, now_ns: int) -> None:
+        payload = message.payload
+        self.call_id = message.call_id
+        self.task_id = payload.task_id
+        self.function_id = payload.function_id
+        self.digest = payload.function_code_digest
+        self.entry = payload.entry_selector
+        self.args = payload.args
+        self.attempt_seq = payload.attempt_seq
+        self.call_seq = payload.call_seq
+        self.parent_call_id = payload.parent_call_id
+        self.debug = payload.debug
+        self.budget_ns = payload.call_budget_ms * NS_PER_MS
+        """CPU + IO + sub-calls + sleep. 0: no limit."""
+        self.deadline_ns = (
+            now_ns + payload.call_deadline_ms * NS_PER_MS if payload.call_deadline_ms else 0
+        )
+        """Moment at which the task's wall time ends. 0: none."""
+        self.arrived_ns = now_ns
+        self.counts = counts
+        """Contexts by state, shared with the runtime."""
+        self.state = ExecState.RUNNABLE
+        counts[0] += 1
+        self.queued = False
+        """In a run queue, or about to be switched in."""
+        self.stale = False
+        """Replaced by a newer attempt: unwinds without a terminal message."""
+        self.in_user = False
+        self.greenlet: greenlet | None = None
+        self.request_id = ""
+        """The one pending request; empty when none."""
+        self.wake: Wake | None = None
+        self.sleep_seq = 0
+        """Which entry of the sleepers' heap is ours; older ones are void."""
+        self.step_started_ns = 0
+        """When it was switched in; 0 while it is not running."""
+        self.held_ns = self.cpu_ns = self.io_ns = self.subcall_ns = self.sleep_ns = 0
+        """The account so far: wall time switched in, CPU time of it, and the three kinds of waiting."""
+        self.cancel_reason: str | None = None
+        self.signal_kind: ErrorKind | None = None
+        """Latched at the first signal raised; decides the outcome."""
+        self.raises = 0
+        """How often the alarm has raised in this call; from the second on it was swallowed before."""
+        self.refused_since_ns = 0
+        """Since when the alarm would raise but meets no user source. 0: it does not."""
+        self.remote_error: BaseException | None = None
+        """The last exception that the bridge raised for an answer of main (known by identity)."""
+        self.remote_kind = ErrorKind.IO_ERROR
+        """What the call ends with if that exception does."""
+        self.last_operation = ""
+        self.body_started = False
+        self.output: object = None
+        """Where ``capture`` collects what the call prints."""
+
+    def move(self, to: ExecState) -> None:
+        """Change the state and the counts by state. Raises InvalidTransitionError, changing nothing."""
+        if not _LEGAL_BITS[self.state] >> to & 1:
+            raise InvalidTransitionError(
+                f"{self.call_id}#{self.attempt_seq}: {self.state.name} -> {to.name}"
+            )
+        self.counts[self.state] -= 1
+        self.counts[to] += 1
+        self.state = to
+
+    def used_ns(self, now_ns: int) -> int:
+        """What counts against the budget: wall time switched in, IO, sub-calls, sleep. Not queueing."""
+        used = self.held_ns + self.io_ns + self.subcall_ns + self.sleep_ns
+        return used + now_ns - self.step_started_ns if self.step_started_ns else used
+
+    def left_ns(self, now_ns: int) -> int:
+        """Time until ``deadline_expired_reason`` has one, if the call runs on; NEVER_NS without limits."""
+        left = self.budget_ns - self.used_ns(now_ns) if self.budget_ns else NEVER_NS
+        return min(left, self.deadline_ns - now_ns) if self.deadline_ns else left
+
+    def budget_left_ms(self, now_ns: int) -> float:
+        """For the wire, where 0 means no limit: what is left, at least a microsecond."""
+        left = self.left_ns(now_ns)
+        return 0.0 if left >= NEVER_NS else max(left / NS_PER_MS, 0.001)
+
+    def deadline_expired_reason(self, now_ns: int) -> str | None:
+        """Why the call must end, or None. The one decision point; the budget comes before the deadline."""
+        if self.budget_ns:
+            used = self.used_ns(now_ns)
+            if used >= self.budget_ns:
+                last = f", last in {self.last_operation}" if self.last_operation else ""
+                computed = used - self.io_ns - self.subcall_ns - self.sleep_ns
+                return (
+                    f"call {self.call_id} of {self.function_id!r} used {used // NS_PER_MS} ms of its "
+                    f"{self.budget_ns // NS_PER_MS} ms budget (running {computed // NS_PER_MS}, "
+                    f"io {self.io_ns // NS_PER_MS}, sub-calls {self.subcall_ns // NS_PER_MS}, "
+                    f"sleep {self.sleep_ns // NS_PER_MS}){last}"
+                )
+        if self.deadline_ns and now_ns >= self.deadline_ns:
+            return (
+                f"call {self.call_id} of {self.function_id!r} ran past the end of its task's time"
+            )
+        return None
+
+    def pending_signal(self, now_ns: int) -> CallSignal | None:
+        """The signal that must be raised now, latched; None while the call may go on."""
+        if self.cancel_reason is not None:
+            if self.signal_kind is None:
+                self.signal_kind = _CANCEL_KINDS.get(self.cancel_reason, ErrorKind.CANCELLED)
+            text = (
+                f"call {self.call_id} of {self.function_id!r} was cancelled: {self.cancel_reason}"
+            )
+            return CallCancelledError(text)
+        reason = self.deadline_expired_reason(now_ns)
+        if reason is not None:
+            self.signal_kind = self.signal_kind or ErrorKind.DEADLINE_EXCEEDED
+            return CallDeadlineExceededError(reason)
+        return None
+
+    def check(self, now_ns: int) -> None:
+        """A safe point: raises the pending signal, again each time."""
+        if self.cancel_reason is None and self.left_ns(now_ns) > 0:
+            return
+        signal = self.pending_signal(now_ns)
+        if signal is not None:
+            raise signal

@@ -1,0 +1,60 @@
+"""The executor's own log: JSON lines on a descriptor that user code does not know of.
+
+Any thread, never in a signal handler. Little is logged: nothing a call. Level from ``BLOCKX_LOG_LEVEL``
+(debug, info, warning, error; default warning). A line that cannot be written is dropped.
+"""
+
+import contextlib
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Final
+
+from blockx.ipc import exact_json
+
+LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+LEVEL_VARIABLE: Final = "BLOCKX_LOG_LEVEL"
+LINE_BYTES_MAX: Final = 16 * 1024
+"""Longest line; texts are shortened to half of it before they are joined."""
+
+
+class Log:
+    """Writes lines with the executor's id in each."""
+
+    def __init__(self, descriptor: int, executor_id: str, environ: Mapping[str, str]) -> None:
+        self._descriptor = descriptor
+        self._executor_id = executor_id
+        self._level = LEVELS.get(environ.get(LEVEL_VARIABLE, "").lower(), LEVELS["warning"])
+
+    def fileno(self) -> int:
+        """The descriptor it writes to."""
+        return self._descriptor
+
+    def info(self, sentence: str, **fields: str | int) -> None:
+        """Something worth a line in normal operation."""
+        self._write("info", sentence, fields)
+
+    def warning(self, sentence: str, **fields: str | int) -> None:
+        """Something an operator should look at."""
+        self._write("warning", sentence, fields)
+
+    def error(self, sentence: str, **fields: str | int) -> None:
+        """The reason why this executor ends."""
+        self._write("error", sentence, fields)
+
+    def _write(self, level: str, sentence: str, fields: Mapping[str, str | int]) -> None:
+        if LEVELS[level] < self._level:
+            return
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "level": level,
+            "message": sentence,
+            "executor_id": self._executor_id,
+            "pid": os.getpid(),
+            **{
+                name: value[-LINE_BYTES_MAX // 2 :] if isinstance(value, str) else value
+                for name, value in fields.items()
+            },
+        }
+        with contextlib.suppress(OSError, ValueError):
+            os.write(self._descriptor, exact_json.encode(line)[:LINE_BYTES_MAX] + b"\n")

@@ -1,0 +1,202 @@
+"""An executor process from its start to its end; ``run`` is the entry of a forkserver child.
+
+Main thread: everything that touches calls, greenlets and the socket. One helper thread, only with a
+heartbeat row: it writes the beat block and nothing else. Order of the start: leave the parent's world
+(session, signals, descriptors), map the row and forget its descriptor, connect, attach; user code
+comes after all of that. It ends by itself when the connection does, always by ``os._exit``: threads and
+exit handlers that calls left behind must not keep it alive.
+
+Exit codes: 0 the connection ended, SIGTERM, or it was retired; 1 main broke the protocol or could not be
+reached; 3 our bug (the story is in the log).
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from types import FrameType
+from typing import Any, Final, NoReturn, Protocol, cast
+
+import setproctitle
+
+from blockx.errors import PeerProtocolError, UsageError
+from blockx.executor import capture, interrupts
+from blockx.executor.loader import Loader, code_cache_entries
+from blockx.executor.log import Log
+from blockx.executor.runtime import ExecutorRuntime
+from blockx.executor.session import UdsSession
+from blockx.executor.vitals import Vitals
+from blockx.ipc.heartbeat import HeartbeatRow
+from blockx.ipc.launch import ExecutorLaunch
+
+RUNTIME_VARIABLE: Final = "BLOCKX_EXECUTOR_RUNTIME"
+"""Set to 1: the sign for libraries that they run in an executor (the specification)."""
+
+_EXIT_PEER: Final = 1
+_EXIT_BUG: Final = 3
+_PR_SET_PDEATHSIG: Final = 1
+_MS_PER_S: Final = 1_000
+_libc = ctypes.CDLL(None, use_errno=True)
+_exit = os._exit
+"""Kept: user code may replace ``os._exit``."""
+
+
+class _Descriptor(Protocol):
+    """What ``multiprocessing.reduction.DupFd`` makes, which has no public type."""
+
+    def detach(self) -> int: ...
+
+
+def run(launch: ExecutorLaunch, heartbeat: object | None) -> NoReturn:
+    """Be the executor of ``launch``; does not return.
+
+    ``heartbeat``: the heartbeat table's descriptor as a ``multiprocessing.reduction.DupFd``, or None for
+    an executor that sends Heartbeat frames.
+    """
+    code = _EXIT_BUG
+    log = Log(2, launch.executor_id, os.environ)
+    try:
+        _leave_parent(launch.executor_id)
+        row = None if heartbeat is None else _map_row(heartbeat, launch.slot_index)
+        log = Log(capture.silence_descriptors(), launch.executor_id, os.environ)
+        code = _serve(launch, row, log)
+    except (OSError, PeerProtocolError, UsageError) as error:
+        code = _EXIT_PEER
+        log.error("executor ends", reason=f"{type(error).__name__}: {error}")
+    except BaseException:  # noqa: BLE001 - our bug: tell its story, then end whatever is left
+        log.error("executor failed, this is a bug of blockx", story=traceback.format_exc())
+    finally:
+        _exit(code)
+
+
+def _serve(launch: ExecutorLaunch, row: HeartbeatRow | None, log: Log) -> int:
+    """Connect, attach, and run calls until there is a reason to end. Returns the exit code."""
+    session = UdsSession.connect(launch.socket_path)
+    _close_descriptors(keep={0, 1, 2, log.fileno(), session.fileno()})
+    os.environ[RUNTIME_VARIABLE] = "1"
+    runtime = ExecutorRuntime(
+        launch.executor_id,
+        Loader(code_cache_entries(os.environ)),
+        session,
+        row,
+        incarnation_id=os.urandom(4).hex(),
+        executor_max_inflight=launch.executor_max_inflight,
+        heartbeat_interval_ms=0 if row is not None else launch.heartbeat_interval_ms,
+        capture=capture.install,
+    )
+    interrupts.install_sleep(runtime.bridge.sleep_in_call)
+    os.register_at_fork(after_in_child=lambda: _be_forked_child(runtime))
+    termination = _Termination(runtime)
+    runtime.send_heartbeat(time.monotonic_ns())
+    session.flush()
+    if row is not None:
+        _start_beating(row, runtime, launch.heartbeat_interval_ms)
+    while session.is_connected and not termination.is_asked and not runtime.is_finished:
+        runtime.run_until_idle()
+        delay_s = runtime.next_scheduler_delay()
+        if delay_s == 0 or runtime.is_finished:
+            continue
+        runtime.rest()
+        termination.is_waiting = True
+        session.wait(None if delay_s is None else delay_s * _MS_PER_S)
+        termination.is_waiting = False
+    session.flush()
+    if runtime.is_retiring:
+        log.warning("executor retires", reason=runtime.retire_reason)
+    return 0
+
+
+class _Termination:
+    """SIGTERM: end now if nothing can be broken, else at the next turn of the loop."""
+
+    def __init__(self, runtime: ExecutorRuntime) -> None:
+        self._runtime = runtime
+        self.is_asked = False
+        self.is_waiting = False
+        """The main thread sleeps in ``session.wait``."""
+        signal.signal(signal.SIGTERM, self._on_terminate)
+
+    def _on_terminate(self, _signum: int, _frame: FrameType | None) -> None:
+        self.is_asked = True
+        running = self._runtime.running
+        if self._runtime.is_forked or self.is_waiting or (running is not None and running.in_user):
+            # Not in the middle of a send: what is finished leaves whole.
+            self._runtime.channel.flush()
+            _exit(0)
+
+
+def _leave_parent(executor_id: str) -> None:
+    """A process of its own: title, group, signals, input, folder; it dies with its parent."""
+    _die_with_parent()
+    with contextlib.suppress(PermissionError):  # leads a group already: started by a shell
+        os.setsid()
+    setproctitle.setproctitle(f"blockx: {executor_id}")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.umask(0o022)
+    os.chdir("/")
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nowhere, 0)
+    if nowhere != 0:
+        os.close(nowhere)
+
+
+def _die_with_parent() -> None:
+    """SIGKILL when the parent dies; at once if it has died already."""
+    parent = os.getppid()
+    if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        _exit(_EXIT_PEER)
+
+
+def _map_row(heartbeat: object, slot_index: int) -> HeartbeatRow:
+    """Map this slot's page; the descriptor is closed, so that user code never sees the table."""
+    descriptor = cast(_Descriptor, heartbeat).detach()
+    try:
+        return HeartbeatRow(descriptor, slot_index)
+    finally:
+        os.close(descriptor)
+
+
+def _close_descriptors(keep: set[int]) -> None:
+    """Close what came with the fork, and make multiprocessing forget the numbers of its own."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in keep:
+            with contextlib.suppress(OSError):  # the one that listed the folder
+                os.close(int(name))
+    # Otherwise it would write into whatever file gets these numbers next.
+    tracker: Any = sys.modules.get("multiprocessing.resource_tracker")
+    if tracker is not None:
+        tracker._resource_tracker._fd = None
+    forkserver: Any = sys.modules.get("multiprocessing.forkserver")
+    if forkserver is not None:
+        forkserver._forkserver._forkserver_alive_fd = None
+        forkserver._forkserver._forkserver_address = None
+
+
+def _start_beating(row: HeartbeatRow, runtime: ExecutorRuntime, interval_ms: int) -> None:
+    """Start the helper thread: a beat now and every interval. It touches its own block only."""
+    vitals = Vitals()
+    pause = threading.Event().wait
+    monotonic_ns = time.monotonic_ns
+
+    def beat() -> None:
+        # The alarm is the main thread's: taken here it would not interrupt it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while True:
+            signs = vitals.sample()
+            runtime.memory_bytes = signs.memory_bytes
+            row.write_beat(beat_ns=monotonic_ns(), **signs._asdict())
+            pause(interval_ms / _MS_PER_S)
+
+    threading.Thread(target=beat, name="heartbeat", daemon=True).start()
+
+
+def _be_forked_child(runtime: ExecutorRuntime) -> None:
+    """User code forked: the child says nothing to main and dies with its parent."""
+    runtime.become_forked_child()
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

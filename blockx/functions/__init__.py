@@ -1,0 +1,1 @@
+"""Function source before it runs: which functions there are, their digests and entry points."""

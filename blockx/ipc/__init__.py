@@ -1,0 +1,1 @@
+"""The contract between main and its executors, and nothing else: frames, messages, shared rows."""

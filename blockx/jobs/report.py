@@ -1,0 +1,203 @@
+"""What a run tells of itself: live numbers, then ``report.json`` and a table.
+
+``JobProgress`` is written by the jobs thread and read by the main thread: plain attributes, each
+written by one thread, so that a reader sees at worst numbers of a moment ago. The rest is pure.
+
+Invariant of every line of numbers: calls = ok + failed = ran + cached + singleflight + not_run.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from blockx.dispatcher.model import CallCounts
+from blockx.ipc import exact_json
+from blockx.jobs.sinks import JobFailedError, OutputFile
+
+NOTICES_MAX = 1_000
+"""Sentences for the user that wait to be shown. Full: the oldest is dropped."""
+
+
+class JobProgress:
+    """Live numbers of the job that runs; the same object serves all jobs of a run, one after the
+    other."""
+
+    def __init__(self) -> None:
+        self.job_name = ""
+        self.started_ns = 0
+        """Monotonic clock at the job's start."""
+        self.produced = 0
+        """Calls read from the list."""
+        self.total: int | None = None
+        """Calls of the list; None until its end has been read."""
+        self.done = 0
+        self.failed = 0
+        """Those of ``done`` that failed."""
+        self.running: int | None = None
+        """Calls whose code or read is under way, if whoever knows it writes it here; the rest
+        waits."""
+        self.notices: deque[str] = deque(maxlen=NOTICES_MAX)
+        """Sentences for the user, each to be shown once; taken from the left."""
+
+    def start_job(self, name: str, now_ns: int) -> None:
+        """Begin anew for the next job."""
+        self.job_name, self.started_ns = name, now_ns
+        self.produced = self.done = self.failed = 0
+        self.total = self.running = None
+
+    def say(self, sentence: str) -> None:
+        """Have a sentence shown to the user."""
+        self.notices.append(sentence)
+
+
+@dataclass(slots=True)
+class JobReport:
+    """One job, as far as it came."""
+
+    name: str
+    calls: CallCounts
+    subcalls: CallCounts
+    rows: int
+    complete: bool
+    """All calls have ended and the outputs have their final names."""
+    error: str = ""
+    """Why the job itself failed, beyond its calls."""
+    rpc: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Chain -> counters of its reads."""
+
+    @property
+    def is_right(self) -> bool:
+        """Complete, and every call is ok."""
+        return self.complete and not self.error and not self.calls.failed
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its place in ``report.json``."""
+        fields: dict[str, Any] = {"name": self.name, **asdict(self.calls), "rows": self.rows}
+        fields["subcalls"] = asdict(self.subcalls)
+        fields["rpc"] = {chain: dict(counters) for chain, counters in self.rpc.items()}
+        if self.error:
+            fields["error"] = self.error
+        return fields
+
+
+@dataclass(slots=True)
+class RunReport:
+    """All jobs of a run that were started."""
+
+    jobs: Sequence[JobReport]
+    wall_s: float
+    exit_code: int
+    executors: Mapping[str, Any]
+    """``restarts``, ``lost``, ``killed``, ``recycled``, with reasons."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The content of ``report.json``."""
+        return {
+            "jobs": [job.as_dict() for job in self.jobs],
+            "executors": dict(self.executors),
+            "wall_s": round(self.wall_s, 3),
+            "exit_code": self.exit_code,
+        }
+
+    def write(self, path: Path) -> None:
+        """Write ``report.json``, whole or not at all.
+
+        Raises:
+            JobFailedError: it cannot be written.
+        """
+        file = OutputFile(path)
+        try:
+            file.write(exact_json.encode(self.as_dict()) + b"\n")
+            file.flush_to_disk()
+            file.rename()
+        except JobFailedError:
+            file.discard()
+            raise
+
+
+_COLUMNS = (
+    "job",
+    "calls",
+    "ok",
+    "failed",
+    "ran",
+    "cached",
+    "shared",
+    "not run",
+    "retries",
+    "moves",
+    "rows",
+    "calls/s",
+)
+
+
+def table_lines(report: RunReport) -> list[tuple[str, ...]]:
+    """Heading and one line a job, as texts; the main thread prints them, in a frame or plain."""
+    lines: list[tuple[str, ...]] = [_COLUMNS]
+    for job in report.jobs:
+        lines.append(
+            _numbers(
+                job.name, job.calls, f"{job.rows:,}", report.wall_s if len(report.jobs) == 1 else 0
+            )
+        )
+        if job.subcalls.calls:
+            lines.append(_numbers("  sub-calls", job.subcalls, "", 0))
+    return lines
+
+
+def plain_table(lines: Sequence[Sequence[str]]) -> str:
+    """Columns one below the other, the first to the left and numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def summary_lines(report: RunReport) -> list[str]:
+    """What does not fit into the table: reads by chain, executors, jobs that failed themselves,
+    time."""
+    lines = []
+    for job in report.jobs:
+        lines += [
+            f"{job.name}: {chain}: {_counters(counters)}" for chain, counters in job.rpc.items()
+        ]
+        if job.error:
+            lines.append(f"{job.name}: failed: {job.error}")
+    counters = {
+        key: value for key, value in report.executors.items() if isinstance(value, int) and value
+    }
+    if counters:
+        lines.append(f"executors: {_counters(counters)}")
+    lines.append(f"wall time {report.wall_s:.1f} s, exit code {report.exit_code}")
+    return lines
+
+
+def add_counts(first: CallCounts, second: CallCounts) -> CallCounts:
+    """The sums."""
+    return CallCounts(**{key: value + getattr(second, key) for key, value in asdict(first).items()})
+
+
+def _numbers(name: str, counts: CallCounts, rows: str, wall_s: float) -> tuple[str, ...]:
+    numbers = (
+        counts.calls,
+        counts.ok,
+        counts.failed,
+        counts.ran,
+        counts.cached,
+        counts.singleflight,
+        counts.not_run,
+        counts.retries,
+        counts.moves,
+    )
+    rate = f"{counts.calls / wall_s:,.0f}" if wall_s else ""
+    return (name, *(f"{number:,}" for number in numbers), rows, rate)
+
+
+def _counters(counters: Mapping[str, int]) -> str:
+    return ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counters.items())

@@ -1,0 +1,1 @@
+"""Keeps N executor processes alive: slots, forkserver, pool. Main process, main thread."""

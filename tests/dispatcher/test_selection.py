@@ -1,0 +1,161 @@
+"""Which executor: each filter, each step of the score, compensation between two snapshots."""
+
+import random
+from typing import Any
+
+import pytest
+
+from blockx.config import DispatcherConfig
+from blockx.dispatcher.cache import ResultCache
+from blockx.dispatcher.model import Call, ExecutorSnapshot, Task
+from blockx.dispatcher.selection import ExecutorViews
+from tests.builders import function_ref, snapshot, task_spec
+from tests.dispatcher.shell import Shell
+
+
+def views_of(*snapshots: ExecutorSnapshot, **config: Any) -> ExecutorViews:
+    views = ExecutorViews(DispatcherConfig(**config), 10_000, random.Random(1))
+    for s in snapshots:
+        assert views.update(s)
+    return views
+
+
+def chosen(views: ExecutorViews) -> str | None:
+    view = views.select()
+    return None if view is None else view.executor_id
+
+
+def a_call(n: int = 0) -> Call:
+    task = Task(task_spec(), ResultCache(0))
+    return Call(f"t/{n}", n + 1, task, n, function_ref(), b"[]", b"k", 5_000)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"healthy": False},
+        {"usable_contexts": 0},
+        {"runnable_count": 128},
+        {"memory_bytes": 1_000},
+        {"running_call_seq": 5, "scheduler_idle_ms": 10_001},
+    ],
+    ids=["unhealthy", "no-headroom", "runnable-full", "memory-at-the-mark", "stalled"],
+)
+def test_an_executor_that_fails_one_filter_gets_nothing(fields: dict[str, Any]) -> None:
+    views = views_of(snapshot(**fields), executor_memory_high_watermark=1_000)
+    assert chosen(views) is None
+    assert views.update(snapshot(heartbeat_seq=2))
+    assert chosen(views) == "exec-0"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"usable_contexts": 1},
+        {"runnable_count": 127},
+        {"memory_bytes": 999},
+        {"running_call_seq": 5, "scheduler_idle_ms": 10_000},
+        {"running_call_seq": 0, "scheduler_idle_ms": 99_999},
+    ],
+    ids=["one-place", "runnable-below", "memory-below", "idle-at-the-limit", "idle-without-call"],
+)
+def test_an_executor_just_within_the_filters_is_eligible(fields: dict[str, Any]) -> None:
+    assert chosen(views_of(snapshot(**fields), executor_memory_high_watermark=1_000)) == "exec-0"
+
+
+def test_a_memory_mark_of_zero_is_off() -> None:
+    assert chosen(views_of(snapshot(memory_bytes=1 << 40))) == "exec-0"
+
+
+def test_fewer_runnable_calls_win_before_anything_else() -> None:
+    busy = snapshot("exec-0", runnable_count=2, usable_contexts=128)
+    free = snapshot("exec-1", runnable_count=1, usable_contexts=3)
+    assert chosen(views_of(busy, free)) == "exec-1"
+
+
+def test_fewer_root_calls_win_when_runnable_is_equal() -> None:
+    views = views_of(snapshot("exec-0"), snapshot("exec-1", usable_contexts=64))
+    views.by_id["exec-0"].inflight = 1
+    assert chosen(views) == "exec-1"
+
+
+def test_more_headroom_wins_when_both_are_equal() -> None:
+    assert chosen(views_of(snapshot("exec-0", usable_contexts=63), snapshot("exec-1"))) == "exec-1"
+
+
+def test_the_smaller_id_wins_when_all_is_equal() -> None:
+    assert chosen(views_of(snapshot("exec-2"), snapshot("exec-10"), snapshot("exec-1"))) == "exec-1"
+
+
+def test_the_local_limit_of_root_calls_holds_whatever_the_snapshot_says() -> None:
+    views = views_of(snapshot(usable_contexts=999), executor_max_inflight=2)
+    views.by_id["exec-0"].inflight = 2
+    assert chosen(views) is None
+
+
+def test_calls_bound_since_the_sample_are_added_and_a_new_sample_knows_them() -> None:
+    views = views_of(snapshot("exec-0"), snapshot("exec-1", runnable_count=1))
+    views.by_id["exec-0"].load += 2
+    assert chosen(views) == "exec-1"
+    views.update(snapshot("exec-0", heartbeat_seq=1))
+    assert chosen(views) == "exec-1", "the same sample again knows nothing new"
+    views.update(snapshot("exec-0", heartbeat_seq=2))
+    assert chosen(views) == "exec-0"
+
+
+def test_aborted_calls_take_their_place_until_the_next_snapshot() -> None:
+    views = views_of(snapshot(usable_contexts=1))
+    views.by_id["exec-0"].draining = 1
+    assert chosen(views) is None
+    views.update(snapshot(usable_contexts=1))
+    assert chosen(views) == "exec-0"
+
+
+def test_an_executor_that_turned_a_call_away_waits_for_its_next_snapshot() -> None:
+    views = views_of(snapshot())
+    views.refuse(views.by_id["exec-0"])
+    assert chosen(views) is None
+    views.update(snapshot())
+    assert chosen(views) == "exec-0"
+
+
+def test_a_sampled_scan_takes_the_best_of_a_few_and_reaches_everyone() -> None:
+    views = views_of(
+        *[snapshot(f"exec-{n}", runnable_count=n % 5) for n in range(8)],
+        executor_selection_sample_size=2,
+    )
+    picks = [chosen(views) for _ in range(200)]
+    best_of_two_neighbours = {"exec-0", "exec-1", "exec-2", "exec-3", "exec-5", "exec-6"}
+    assert set(picks) == best_of_two_neighbours
+
+
+def test_a_new_incarnation_starts_with_fresh_counts_and_the_old_one_keeps_its_calls() -> None:
+    views = views_of(snapshot())
+    old = views.by_id["exec-0"]
+    call = a_call()
+    old.calls[call.call_id] = call
+    old.inflight = old.load = 1
+    assert views.update(snapshot(incarnation_id="p1"))
+    new = views.by_id["exec-0"]
+    assert (new.inflight, new.load, list(new.calls)) == (0, 0, [])
+    assert not views.update(snapshot(incarnation_id="p0")), "a snapshot of the dead one is stale"
+    assert views.by_id["exec-0"] is new
+    assert views.lose("exec-0", "p0") is old
+    assert views.lose("exec-0", "p0") is None
+    assert chosen(views) == "exec-0"
+
+
+def test_a_lost_incarnation_stays_lost_and_its_successor_is_welcome() -> None:
+    views = views_of(snapshot())
+    assert views.lose("exec-0", "p0") is not None
+    assert not views.update(snapshot(incarnation_id="p0", heartbeat_seq=9))
+    assert chosen(views) is None
+    assert views.update(snapshot(incarnation_id="p1"))
+    assert chosen(views) == "exec-0"
+
+
+def test_calls_spread_evenly_between_two_snapshots(shell: Any) -> None:
+    s: Shell = shell(executors=3)
+    s.submit(6)
+    spread = [start.executor_id for start in s.started.values()]
+    assert spread == ["exec-0", "exec-1", "exec-2", "exec-0", "exec-1", "exec-2"]

@@ -1,0 +1,134 @@
+"""The product as a user starts it: a folder with a config, a subprocess, and what it leaves behind."""
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCHER = ROOT / "blockx.py"
+RUN_S_MAX = 60
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def descendants():
+    """Living processes below this one; orphans of the product come to us, since we are its reaper."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+@dataclass
+class Ended:
+    """How a run ended and what it left."""
+
+    folder: Path
+    code: int
+    text: str
+
+    def lines(self, name="results.jsonl"):
+        return [json.loads(line) for line in (self.folder / name).read_text("utf-8").splitlines()]
+
+    def outputs(self):
+        return [record.get("output") for record in self.lines()]
+
+    def report(self):
+        return json.loads((self.folder / "report.json").read_text())
+
+    def job(self, name="case"):
+        return next(job for job in self.report()["jobs"] if job["name"] == name)
+
+
+@dataclass
+class Product:
+    """One folder with a job ``case``; ``run`` starts it and waits for its end."""
+
+    folder: Path
+    started: list = field(default_factory=list)
+
+    def write(self, source, calls, *, config="", children=None, job="", executors=2):
+        functions = self.folder / "functions"
+        functions.mkdir(exist_ok=True)
+        for name, text in {"case": source, **(children or {})}.items():
+            (functions / f"{name}.py").write_text(text)
+        (self.folder / "calls.jsonl").write_text("".join(json.dumps(c) + "\n" for c in calls))
+        (self.folder / "config.yaml").write_text(
+            f"worker: {{executor_count: {executors}, executor_restart_delay_ms: 50}}\n"
+            f"{config}\n"
+            "jobs:\n"
+            "  - {name: case, function: case, calls: calls.jsonl, results: results.jsonl, output: rows.jsonl,"
+            f" failures: failures.jsonl{job}}}\n"
+            "report: report.json\n"
+        )
+        return self
+
+    def start(self, *arguments):
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("BLOCKX_")}
+        process = subprocess.Popen(
+            [sys.executable, str(LAUNCHER), *(arguments or ("--config", "config.yaml"))],
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**environment, "TMPDIR": str(self.folder.parent / "t")},
+        )
+        self.started.append(process)
+        return process
+
+    def finish(self, process):
+        text, _ = process.communicate(timeout=RUN_S_MAX)
+        return Ended(self.folder, process.returncode, text)
+
+    def run(self, *arguments):
+        return self.finish(self.start(*arguments))
+
+    @property
+    def socket_folders(self):
+        return list((self.folder.parent / "t").glob("blockx-*"))
+
+    def until(self, condition, what):
+        """Wait for an outside event; there is no other way to see a process make progress."""
+        end = time.monotonic() + RUN_S_MAX
+        while not condition():
+            assert time.monotonic() < end, f"never: {what}"
+            time.sleep(0.01)
+
+    def executors(self):
+        """Executor processes of this product, by their title."""
+        found = []
+        for process in descendants():
+            try:
+                if process.cmdline()[:1] and process.cmdline()[0].startswith("blockx: exec-"):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+
+@pytest.fixture
+def product(tmp_path_factory):
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    base = tmp_path_factory.mktemp("e")
+    for name in ("p", "t"):
+        (base / name).mkdir()
+    product = Product(base / "p")
+    yield product
+    for process in product.started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+    product.until(lambda: not descendants(), "all processes gone")

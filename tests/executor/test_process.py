@@ -1,0 +1,411 @@
+"""A real executor process over a real socket; the test plays main."""
+
+import hashlib
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockx.ipc import exact_json
+from blockx.ipc.frames import FrameDecoder, encode_frame
+from blockx.ipc.heartbeat import (
+    BEAT_BLOCK,
+    RUNNING_CALL_SEQ,
+    SCHEDULER_BLOCK,
+    create_table_fd,
+    incarnation_number,
+)
+from blockx.ipc.heartbeat_table import HeartbeatTable
+from blockx.ipc.launch import ExecutorLaunch
+from blockx.ipc.messages import (
+    CallCompleted,
+    CallFailed,
+    CallWaiting,
+    ExecutorMessage,
+    Heartbeat,
+    HeartbeatAck,
+    WaitKind,
+    decode_executor_message,
+    decode_main_message,
+)
+
+pytestmark = pytest.mark.slow
+
+TIMEOUT_S = 20
+ROOT = Path(__file__).parents[2]
+
+
+class FakeMain:
+    """Listens, starts calls, answers source fetches."""
+
+    def __init__(self, path: Path) -> None:
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(path))
+        self.listener.listen()
+        self.listener.settimeout(TIMEOUT_S)
+        self.decoder = FrameDecoder()
+        self.sources: dict[str, str] = {}
+        self.received: list[ExecutorMessage] = []
+        self.seq = 0
+
+    def accept(self) -> Heartbeat:
+        """Take the connection; returns its first frame."""
+        self.socket, _ = self.listener.accept()
+        self.socket.settimeout(TIMEOUT_S)
+        first = self.next()
+        assert isinstance(first, Heartbeat), first
+        self.send(HeartbeatAck())
+        return first
+
+    def send(self, message: Any) -> None:
+        self.socket.sendall(encode_frame(message))
+
+    def start(self, source: str, *args: Any, **fields: Any) -> str:
+        self.seq += 1
+        digest = hashlib.sha256(source.encode()).hexdigest()
+        self.sources[digest] = source
+        payload = {
+            "taskId": "t",
+            "functionId": "f",
+            "functionCodeDigest": digest,
+            "entrySelector": "_",
+            "args": list(args),
+            "attemptSeq": 1,
+            "callSeq": self.seq,
+            **fields,
+        }
+        message = {"messageType": "ExecuteCall", "callId": f"c{self.seq}", "payload": payload}
+        self.send(decode_main_message(exact_json.encode(message)))
+        return f"c{self.seq}"
+
+    def next(self) -> ExecutorMessage:
+        """The next frame that is no source fetch; EOFError at the end."""
+        while True:
+            while not self.received:
+                data = self.socket.recv(65536)
+                if not data:
+                    raise EOFError
+                self.received += [decode_executor_message(f.body) for f in self.decoder.feed(data)]
+            message = self.received.pop(0)
+            if (
+                isinstance(message, CallWaiting)
+                and message.payload.wait_kind is WaitKind.FUNCTION_CODE
+            ):
+                answer = {
+                    "messageType": "ResumeCall",
+                    "callId": message.call_id,
+                    "requestId": message.request_id,
+                    "payload": {
+                        "resumeKind": "function_code",
+                        "attemptSeq": message.payload.attempt_seq,
+                        "result": self.sources[message.payload.function_code_digest],
+                    },
+                }
+                self.send(decode_main_message(exact_json.encode(answer)))
+                continue
+            return message
+
+    def outcome(self) -> tuple[str, Any]:
+        """The next terminal frame as (call id, result or kind)."""
+        while True:
+            message = self.next()
+            if isinstance(message, CallCompleted):
+                return message.call_id, exact_json.decode(message.payload.output)
+            if isinstance(message, CallFailed):
+                return message.call_id, message.payload.error_kind
+
+    def run(self, source: str, *args: Any, **fields: Any) -> Any:
+        call_id = self.start(source, *args, **fields)
+        found, outcome = self.outcome()
+        assert found == call_id
+        return outcome
+
+    def close(self) -> None:
+        self.listener.close()
+        if hasattr(self, "socket"):
+            self.socket.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that another process does."""
+    end = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < end, "timed out"
+        time.sleep(0.005)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.fixture
+def main(tmp_path: Path) -> Iterator[FakeMain]:
+    fake = FakeMain(tmp_path / "s")
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def by_hand(main: FakeMain, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """``python -m blockx.executor``, attached."""
+    options = ["--executor-id", "exec-7", "--socket-path", str(tmp_path / "s")]
+    options += ["--heartbeat-interval", "0.05"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "blockx.executor", *options], cwd=ROOT, stderr=subprocess.PIPE
+    )
+    yield process
+    process.kill()
+    process.wait()
+    assert process.stderr is not None
+    process.stderr.close()
+
+
+class Forked:
+    """A forkserver child with a heartbeat table."""
+
+    def __init__(self, path: Path) -> None:
+        self.fd = create_table_fd(2)
+        self.table = HeartbeatTable(self.fd, 2)
+        launch = ExecutorLaunch(
+            executor_id="exec-1",
+            slot_index=1,
+            socket_path=str(path),
+            heartbeat_interval_ms=50,
+            executor_max_inflight=8,
+            executor_max_runnable=8,
+        )
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["blockx.executor.preload"])
+        from blockx.executor.main import run
+
+        # DupFd is made while the process is being started, as multiprocessing wants it.
+        self.process = context.Process(target=run, args=(launch, _LazyFd(self.fd)))
+        self.process.start()
+
+    def row(self) -> Any:
+        return self.table.scheduler(1)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.join(TIMEOUT_S)
+        self.table.close()
+        os.close(self.fd)
+
+
+class _LazyFd:
+    """Pickles as the DupFd of a descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __reduce__(self) -> Any:
+        duplicate: Any = DupFd(self.fd)
+        return type(duplicate), (duplicate.ind,)
+
+
+@pytest.fixture
+def forked(main: FakeMain, tmp_path: Path) -> Iterator[Forked]:
+    made = Forked(tmp_path / "s")
+    yield made
+    made.close()
+
+
+def test_an_executor_started_by_hand_attaches_runs_calls_and_beats_by_frames(main, by_hand):
+    first = main.accept()
+    payload = first.payload
+    assert (first.executor_id, payload.pid, payload.has_table) == ("exec-7", by_hand.pid, False)
+    assert len(payload.executor_process_instance_id) == 8
+    title = Path(f"/proc/{by_hand.pid}/cmdline").read_bytes().rstrip(b"\0")
+    assert title == b"blockx: exec-7"
+    assert main.run("def _(n):\n    return n + 1", 2**256) == 2**256 + 1
+    # Beats come when it is idle, and while a call computes.
+    assert isinstance(main.next(), Heartbeat)
+    main.start("def _():\n    while True: len('')", callBudgetMs=300)
+    beat = main.next()
+    while isinstance(beat, Heartbeat) and not beat.payload.running_call_seq:
+        beat = main.next()
+    assert isinstance(beat, Heartbeat)
+    assert (beat.payload.running_call_seq, beat.payload.running_call_id) == (2, "c2")
+    assert main.outcome() == ("c2", "deadline_exceeded")
+
+
+def test_it_ends_at_the_end_of_the_connection_even_with_a_thread_left(main, by_hand):
+    main.accept()
+    source = "import threading, time\n"
+    source += "def _():\n    threading.Thread(target=time.sleep, args=(600,)).start()\n    return 1"
+    assert main.run(source) == 1
+    main.socket.close()
+    assert by_hand.wait(TIMEOUT_S) == 0
+
+
+@pytest.mark.parametrize("state", ["idle", "computing", "waiting"])
+def test_sigterm_ends_it_at_once_and_cleanly(main, by_hand, state):
+    main.accept()
+    if state == "computing":
+        main.start("def _():\n    while True: len('')")
+        main.start("def _():\n    return 1")
+        while main.next().payload.running_call_seq != 1:
+            pass
+    elif state == "waiting":
+        main.start("from blockx_sdk import db\ndef _():\n    db.get('t', {'a': 1})")
+        while not isinstance(main.next(), CallWaiting):
+            pass
+    by_hand.send_signal(signal.SIGTERM)
+    assert by_hand.wait(TIMEOUT_S) == 0
+
+
+def test_sigint_is_ignored(main, by_hand):
+    main.accept()
+    by_hand.send_signal(signal.SIGINT)
+    assert main.run("def _():\n    return 1") == 1
+
+
+def test_a_frame_that_main_may_not_send_ends_it_with_a_clear_line(main, by_hand):
+    main.accept()
+    main.socket.sendall(b"\0\0\0\2{}")
+    assert by_hand.wait(TIMEOUT_S) == 1
+    line = exact_json.decode(by_hand.stderr.read())
+    assert line["level"] == "error"
+    assert line["executor_id"] == "exec-7"
+    assert line["reason"].startswith("PeerProtocolError: not a message of main")
+
+
+def test_a_socket_that_is_not_there_ends_it_with_a_clear_line(tmp_path):
+    options = ["--executor-id", "exec-7", "--socket-path", str(tmp_path / "none")]
+    command = [sys.executable, "-m", "blockx.executor", *options]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)
+    assert answer.returncode == 1
+    assert b"FileNotFoundError" in answer.stderr
+
+
+def test_user_code_sees_only_harmless_descriptors_and_its_output_goes_nowhere(main, by_hand):
+    main.accept()
+    source = """
+import os, sys
+def _():
+    print("to be kept")
+    os.write(1, b"to nowhere")
+    os.write(2, b"to nowhere")
+    kinds = [os.readlink(f"/proc/self/fd/{n}").partition(":")[0] for n in (0, 1, 2)]
+    return kinds + [len(os.listdir("/proc/self/fd")) <= 7, sys.stdin.read(), os.getcwd()]
+"""
+    nowhere = "/dev/null"
+    assert main.run(source, debug=True) == [nowhere] * 3 + [True, "", "/"]
+    assert main.run("import os\ndef _():\n    return os.environ['BLOCKX_EXECUTOR_RUNTIME']") == "1"
+
+
+def test_a_forked_child_of_a_call_never_speaks_with_main(main, by_hand):
+    main.accept()
+    source = "import os\ndef _(n):\n    pid = os.fork()\n    return {'n': n, 'child': pid == 0}"
+    assert [main.run(source, n) for n in (1, 2)] == [
+        {"n": 1, "child": False},
+        {"n": 2, "child": False},
+    ]
+    source = """
+import os, time
+from blockx_sdk import db
+def _():
+    pid = os.fork()
+    if pid == 0:
+        try:
+            db.get("t", {"a": 1})
+        except RuntimeError:
+            os._exit(7)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+"""
+    assert main.run(source) == 7
+
+
+def test_children_of_a_call_die_with_the_executor(main, by_hand):
+    main.accept()
+    source = "import os, time\ndef _():\n    pid = os.fork()\n"
+    source += "    while pid == 0: time.sleep(1)\n    return pid"
+    child = main.run(source)
+    assert is_alive(child)
+    by_hand.kill()
+    until(lambda: not is_alive(child))
+
+
+def test_a_forkserver_child_shows_itself_in_its_row(main, forked):
+    first = main.accept()
+    assert first.payload.has_table
+    assert main.run("def _():\n    return 1") == 1
+    until(lambda: bool(forked.row().attached))
+    sample = forked.row()
+    incarnation = incarnation_number(first.payload.executor_process_instance_id)
+    assert (sample.incarnation, sample.pid) == (incarnation, forked.process.pid)
+    assert (sample.running_call_seq, sample.inflight, sample.finished_calls) == (0, 0, 1)
+    assert sample.available_contexts == 8
+    until(lambda: forked.table.beat(1) is not None)
+    assert forked.table.beat(1).memory_bytes > 1_000_000
+    beat_ns = forked.table.beat(1).beat_ns
+    until(lambda: forked.table.beat(1).beat_ns > beat_ns)
+    assert (SCHEDULER_BLOCK, BEAT_BLOCK, RUNNING_CALL_SEQ) == (0, 32, 8)
+
+
+@pytest.mark.parametrize(
+    "death",
+    ["import os; os._exit(9)", "import ctypes; ctypes.string_at(0)", "import os; os.abort()"],
+)
+def test_a_call_that_kills_its_process_leaves_its_number_in_the_row(main, forked, death):
+    main.accept()
+    assert main.run("def _():\n    return 1") == 1
+    main.start("from blockx_sdk import db\ndef _():\n    db.get('t', {'a': 1})", attemptSeq=4)
+    while not isinstance(main.next(), CallWaiting):
+        pass
+    main.start(f"def _():\n    {death}", attemptSeq=5)
+    with pytest.raises((EOFError, ConnectionResetError)):
+        main.outcome()
+    forked.process.join(TIMEOUT_S)
+    sample = forked.row()
+    assert (sample.running_call_seq, sample.running_attempt_seq) == (3, 5)
+
+
+ENDLESS = "def _(n):\n    while n: len('')"
+
+
+def test_the_control_word_ends_a_computing_call_and_its_neighbours_go_on(main, forked):
+    main.accept()
+    nap = "import time\ndef _(s):\n    time.sleep(s)\n    return 'neighbour'"
+    assert [main.run(ENDLESS, 0), main.run(nap, 0)] == [None, "neighbour"]
+    main.start(nap, 0.5)
+    main.start(ENDLESS, 1, attemptSeq=3)
+    until(lambda: forked.row().running_call_seq == 4)
+    forked.table.request_cancel(1, 4, 3)
+    assert main.outcome() == ("c4", "cancelled")
+    assert main.outcome() == ("c3", "neighbour")
+
+
+def test_a_finished_call_is_sent_while_the_next_one_computes(main, forked):
+    main.accept()
+    quick = "def _():\n    return 1"
+    assert [main.run(ENDLESS, 0), main.run(quick)] == [None, 1]
+    main.start(quick)
+    main.start(ENDLESS, 1)
+    assert main.outcome() == ("c3", 1)
+    until(lambda: forked.row().running_call_seq == 4)
+
+
+def test_it_dies_with_its_parent(main, tmp_path):
+    options = ["--executor-id", "exec-7", "--socket-path", str(tmp_path / "s")]
+    script = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-m', 'blockx.executor', *{options}])\ninput()"
+    parent = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdin=subprocess.PIPE)
+    first = main.accept()
+    parent.kill()
+    parent.wait()
+    assert parent.stdin is not None
+    parent.stdin.close()
+    until(lambda: not is_alive(first.payload.pid))
