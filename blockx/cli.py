@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from blockx import cli_table
 from blockx.config import JobConfig, LoadedConfig, describe, load_config
 from blockx.errors import UsageError
 
@@ -29,7 +30,7 @@ EXIT_SIGINT = 130
 EXIT_SIGTERM = 143
 """Stopped by SIGTERM."""
 
-VERBS = ("run", "check")
+VERBS = ("run", "check", "table")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,8 @@ def select_jobs(loaded: LoadedConfig, names: Sequence[str]) -> list[JobConfig]:
 def _command(arguments: list[str]) -> int:
     options = _parser().parse_args(_with_verb(arguments))
     loaded = load_config(Path(options.config), os.environ)
+    if options.verb == "table":
+        return cli_table.run(options, loaded)
     if options.verb == "check" or options.check:
         return _check(loaded, options.job)
     # Imported here: it brings in all of main.
@@ -115,12 +118,12 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"blockx {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="{run,check}", required=True)
+    verbs = parser.add_subparsers(dest="verb", metavar="{run,check,table}", required=True)
     helps = {
         "run": "run the jobs of a configuration and exit",
         "check": "check configuration, functions and files, and show the effective configuration",
     }
-    for verb in VERBS:
+    for verb in helps:
         sub = verbs.add_parser(verb, help=helps[verb], description=helps[verb], allow_abbrev=False)
         sub.add_argument(
             "--config", default="config.yaml", metavar="FILE", help="default: %(default)s"
@@ -137,6 +140,7 @@ def _parser() -> argparse.ArgumentParser:
             "--fresh", action="store_true", help="begin anew, whatever an earlier run left"
         )
         sub.add_argument("--quiet", action="store_true", help="no progress and no table")
+    cli_table.add_parser(verbs)
     return parser
 
 

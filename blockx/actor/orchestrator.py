@@ -290,12 +290,7 @@ class Orchestrator:
         now_ms = monotonic_ms()
         if now_ms - self._snapshot_ms >= SNAPSHOT_INTERVAL_MS:
             self._refresh_snapshots(now_ms)
-        while True:
-            self._perform(self._core.dispatch(now_ms))
-            self._perform(self._core.flush())
-            if not self._adapter.has_unsent:
-                break
-            self._adapter.flush()
+        self._settle(now_ms)
         self._deliver()
         if self._io_waiting:
             waiting, self._io_waiting = self._io_waiting, []
@@ -303,6 +298,22 @@ class Orchestrator:
         if self._io_cancelled:
             cancelled, self._io_cancelled = self._io_cancelled, []
             self._io.cancel(cancelled)
+
+    def _settle(self, now_ms: int) -> None:
+        """Dispatch, converge and send until nothing moves: each may make work for the others.
+
+        A task that finishes frees its slot in ``flush``; an acknowledgement of a sent frame is an event.
+        """
+        core, adapter = self._core, self._adapter
+        while True:
+            admitted = core.dispatch(now_ms)
+            self._perform(admitted)
+            converged = core.flush()
+            self._perform(converged)
+            if adapter.has_unsent:
+                adapter.flush()
+            elif not (admitted or converged):
+                return
 
     def _deliver(self) -> None:
         for task_id, commands in self._effects.take_outgoing().items():

@@ -440,7 +440,7 @@ class NodeLink:
             self._end(question, None, error)
         elif result == NULL and question.own and not question.asked_alone:
             self._ask_alone(question)
-        elif result == NULL and question.block_known and self._lag_again(question):
+        elif result == NULL and question.block_known and self._lag_again(post, question):
             return
         else:
             self._end(question, result, None)
@@ -453,7 +453,11 @@ class NodeLink:
             self._retry_later(post, question, failure)
             return
         self._url_answered(post)
-        if kind is ErrorKind.BLOCK_UNKNOWN and question.block_known and self._lag_again(question):
+        if (
+            kind is ErrorKind.BLOCK_UNKNOWN
+            and question.block_known
+            and self._lag_again(post, question)
+        ):
             return
         failed = wire_error(error, question.what, f"chain {self.chain}, node {post.url.shown}")
         too_big = kind is ErrorKind.IO_ERROR and TOO_BIG.search(error.text)
@@ -477,11 +481,13 @@ class NodeLink:
         question.alone = question.asked_alone = True
         self._requeue([question])
 
-    def _lag_again(self, question: Question) -> bool:
+    def _lag_again(self, post: _Post, question: Question) -> bool:
+        """Ask again a little later, rather another url; False: often enough."""
         if question.lags >= len(LAG_PAUSES_S):
             return False
         pause = LAG_PAUSES_S[question.lags]
         question.lags += 1
+        question.avoid = post.url
         asyncio.get_running_loop().call_later(pause, self._requeue, [question])
         return True
 

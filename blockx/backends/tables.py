@@ -385,6 +385,8 @@ class _Writer:
         self._done: Callable[[], None] = lambda: None
         self._wake = threading.Condition()
         self._hurry = False
+        self.lock_waits = 0
+        """Times the file was found locked by another process."""
         self._stopping = False
         self._thread: threading.Thread | None = None
 
@@ -477,6 +479,7 @@ class _Writer:
                     sqlite3.SQLITE_BUSY,
                     sqlite3.SQLITE_LOCKED,
                 )
+                self.lock_waits += locked
                 if not locked or self._hurry or time.monotonic() > give_up:
                     raise
             else:

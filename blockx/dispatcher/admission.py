@@ -63,8 +63,6 @@ class TurnOrder:
         instance.tasks_count -= 1
         if instance.tasks_count == 0:
             del self.instances[instance.instance_id]
-            if self._current is instance:
-                self._current = None
         self._fill_slots()
 
     def wake(self, task: Task) -> None:

@@ -50,6 +50,7 @@ from blockx.dispatcher.model import (
     CallError,
     CallSpec,
     CallState,
+    ExecutorView,
     Task,
     TaskEnd,
     TaskSpec,
@@ -258,6 +259,8 @@ class DispatcherCore:
             return True
         if self._is_suspect(call):
             ready.popleft()
+            if share:
+                task.flights[call.key] = call
             call.quarantined = True
             state.quarantine.append(call)
             self._place_quarantined()
@@ -304,12 +307,9 @@ class DispatcherCore:
         state = self.state
         queue, views = state.quarantine, state.views
         while queue and not self._waits_in_quarantine(queue[0]):
-            call = queue.popleft()
-            if call.quarantined and call.state is READY:
-                call.quarantined = False
-                outcomes.make_ready(state, call)
+            queue.popleft()
         if not queue:
-            if views.reserved is not None and not views.reserved.calls:
+            if views.reserved is not None and not _is_in_use(views.reserved):
                 views.unreserve()
             return
         call = queue[0]
@@ -319,14 +319,24 @@ class DispatcherCore:
         if view is None or view.calls or not view.fit or view.refused or view.draining:
             return
         queue.popleft()
-        if state.config.share_results:
-            call.task.flights.setdefault(call.key, call)
         transitions.bind(state, call, view, "")
 
-    @staticmethod
-    def _waits_in_quarantine(call: Call) -> bool:
-        """False: it was settled, or its task stops and will be drained."""
-        return call.quarantined and call.state is READY and call.task.end is None
+    def _waits_in_quarantine(self, call: Call) -> bool:
+        """Whether it still needs an executor of its own; if it does not, it waits elsewhere now.
+
+        It was drained; or its task stops, and it waits for that; or an equal sub-call has taken the lead
+        meanwhile, and it follows that one or has its output already.
+        """
+        if call.state is not READY:
+            return False
+        if call.task.end is not None:
+            call.quarantined = False
+            outcomes.make_ready(self.state, call)
+            return False
+        if self.state.config.share_results and self._answer_from_others(call):
+            call.quarantined = False
+            return False
+        return True
 
     # Attempts ----------------------------------------------------------------------------------
 
@@ -593,6 +603,11 @@ class DispatcherCore:
         state.out.append(FinishTask(task_id, end, task.end_error, counts, subcall_counts))
         if task.remove_when_finished:
             del state.tasks[task_id]
+
+
+def _is_in_use(reserved: ExecutorView) -> bool:
+    """Whether a suspected call runs there; others may, from before it was reserved."""
+    return any(call.quarantined for call in reserved.calls.values())
 
 
 def _newest_first(call: Call) -> int:

@@ -80,6 +80,8 @@ def a_ready_root_call_waits_in_exactly_one_place(state: CoreState) -> None:
     for call in state.calls.values():
         if call.parent is not None:
             continue
+        if call.quarantined and call.state is CallState.READY:
+            assert call in state.quarantine, _told(state, call)
         places = queued.pop(call.call_id, 0) + call.backing_off + (leader_of(call) is not None)
         assert places == (call.state is CallState.READY), _told(state, call)
     assert not queued, "calls in a queue that are not in memory"

@@ -98,8 +98,6 @@ def cancel_subtree(state: CoreState, parent: Call, *, abort: bool) -> None:
     if child is None:
         return
     parent.child = None
-    if child.child is not None:
-        cancel_subtree(state, child, abort=abort)
     if child.view is None:
         leave_ready(state, child)
         transitions.move(child, DONE, "parent's attempt ended", state.story)
@@ -114,8 +112,6 @@ def leave_ready(state: CoreState, call: Call) -> None:
     """Take a READY call out of wherever it waits, except from its task's ready queue."""
     unfollow(call)
     state.parked.pop(call.call_id, None)
-    call.backing_off = False
-    call.quarantined = False
 
 
 def retry_or_settle(state: CoreState, call: Call, error: CallError) -> None:

@@ -100,10 +100,7 @@ def unbind(state: CoreState, call: Call, to: CallState, cause: str) -> None:
         if was_waiting:
             task.waiting -= 1
         state.turns.gave_back(task)
-        if call.quarantined:
-            call.quarantined = False
-            if state.views.reserved is view:
-                state.views.unreserve()
+        call.quarantined = False  # the next dispatch sees it and opens the executor again
 
 
 def backoff_ms(state: CoreState, call: Call) -> int:

@@ -91,6 +91,21 @@ class AdapterListener(Protocol):
         """Nothing more must be started for the attempt that waited on IO."""
 
 
+class Recorder(Protocol):
+    """Sees every request of a call and its answer, in order; what a replay needs.
+
+    Actor thread; must not block and must not keep ``payload`` beyond the call (copy what it needs).
+    """
+
+    def asked(self, message: CallWaiting, sidecar: bytes | None) -> None:
+        """A live attempt waits for a read, a write or a sub-call."""
+
+    def answered(
+        self, call_id: str, request_id: str, payload: ResumeCallPayload, sidecar: bytes | None
+    ) -> None:
+        """The answer that goes to it: result, sidecar or error. Stale answers do not come here."""
+
+
 class PoolPort(Protocol):
     """What the adapter asks of the supervisor; thread-safe, never blocks."""
 
@@ -192,6 +207,8 @@ class ExecutorAdapter:
         self._listener: AdapterListener | None = None
         self.counters: Counter[str] = Counter()
         """Stale and refused frames by name."""
+        self.recorder: Recorder | None = None
+        """None: nothing is recorded, at no cost but this test. Set before the first frame."""
 
     def set_listener(self, listener: AdapterListener) -> None:
         """Facts go there; called once before the first frame."""
@@ -413,6 +430,8 @@ class ExecutorAdapter:
         if payload.wait_kind is WaitKind.FUNCTION_CODE:
             self._answer_source(executor, message)
             return
+        if self.recorder is not None:
+            self.recorder.asked(message, sidecar)
         self._emit(CallSuspended(message.call_id, payload.attempt_seq))
         if payload.wait_kind is WaitKind.IO:
             self._listener.request_io(executor.executor_id, message, sidecar)
@@ -616,6 +635,8 @@ class ExecutorAdapter:
                 ),
             )
             frame = encode_frame(message)
+        if self.recorder is not None and acknowledge:
+            self.recorder.answered(call_id, request_id, message.payload, sidecar)
         flushed = CallResumed(call_id, payload.attempt_seq) if acknowledge else None
         executor.connection.queue(frame, flushed)
         self._dirty[executor.executor_id] = executor

@@ -28,7 +28,8 @@ class Node:
     """``posts``: the members of each HTTP request, in order of arrival.
 
     ``first``: whole answers for the first posts, used up one by one; ``member``: replaces the answer to a
-    member (None: as usual); ``batch``: changes the list of answers; ``gate``: posts wait until it is set.
+    member (None: as usual); ``batch``: changes the list of answers; ``gate``: posts wait until it is set;
+    ``held``: posts that begin with this method wait for ``gate`` alone.
     """
 
     def __init__(self) -> None:
@@ -39,7 +40,9 @@ class Node:
         self.batch: Callable[[list[Member]], Any] = lambda answers: answers
         self.gate = threading.Event()
         self.gate.set()
+        self.held = ""
         self.arrived = threading.Semaphore(0)
+        self.ports: list[int] = []
         self.final: int | None = 100
         self.latest = 200
         node = self
@@ -78,9 +81,11 @@ class Node:
         members = request if isinstance(request, list) else [request]
         self.posts.append(members)
         self.bodies.append(body)
+        self.ports.append(handler.client_address[1])
         raw = self.first.pop(0) if self.first else None
         self.arrived.release()
-        self.gate.wait(20)
+        if self.held in ("", members[0]["method"]):
+            self.gate.wait(20)
         if raw is None:
             answers: Any = [self.answer(member) for member in members]
             answers = self.batch(answers) if isinstance(request, list) else answers[0]

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from blockx.backends import rpc_node, rpc_pins
 from tests.backends.harness import Io, outcome
 from tests.backends.node import Node, Raw, block_hash, error
 
@@ -87,6 +88,56 @@ def test_numbers_of_any_size_pass_digit_for_digit(io: StartIo, node: Node) -> No
     assert reply.result == b'{"n": %d, "f": 1.0, "i": 1}' % (2**256 - 1)
 
 
+def test_a_batch_has_at_most_so_many_bytes(
+    io: StartIo, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc_node, "POST_BYTES_MAX", 600)
+    service = io(rpc=dev(node))
+    service.ask(*[service.rpc("web3_sha3", f"{n:0100}") for n in range(6)])
+    assert [len(post) for post in node.posts] == [3, 3]
+
+
+def test_beside_a_post_on_its_way_reads_wait_a_moment_for_company(io: StartIo, node: Node) -> None:
+    service = io(rpc=dev(node))
+    node.gate.clear()
+    requests = [service.rpc("web3_sha3", hex(n)) for n in range(3)]
+    service.service.submit(requests[:1])
+    assert node.arrived.acquire(timeout=10)
+    loop, accept = service.service._loop, service.service._accept
+    assert loop is not None
+
+    def one_a_turn() -> None:
+        accept(requests[1:2])
+        loop.call_soon(accept, requests[2:])
+
+    loop.call_soon_threadsafe(one_a_turn)
+    assert node.arrived.acquire(timeout=10)
+    node.gate.set()
+    service.replies_to(*requests)
+    assert [len(post) for post in node.posts] == [1, 2]
+
+
+def test_a_result_too_long_for_a_frame_fails_that_read(
+    io: StartIo, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc_node, "RESULT_BYTES_MAX", 50)
+    service = io(rpc=dev(node))
+    replies = service.ask(service.rpc("web3_sha3", "x" * 99), service.rpc("web3_sha3", "x"))
+    assert [reply.error and reply.error.kind for reply in replies] == ["io_error", None]
+    assert "a result of 103 bytes, more than 50; ask for less" in outcome(replies[0])[1]
+
+
+def test_an_answer_too_long_is_asked_for_in_halves_and_a_single_one_fails(
+    io: StartIo, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc_node, "ANSWER_BYTES_MAX", 200)
+    service = io(rpc=dev(node, posts_max=1))
+    texts = ["a" * 90, "b" * 300, "c" * 90]
+    replies = service.ask(*[service.rpc("web3_sha3", text) for text in texts])
+    assert [reply.error and reply.error.kind for reply in replies] == [None, "io_error", None]
+    assert [len(post) for post in node.posts] == [3, 1, 1, 1]
+
+
 # ---- merging -------------------------------------------------------------------------------------
 
 
@@ -116,6 +167,22 @@ def test_a_read_does_not_join_one_that_left_before_a_write(io: StartIo, node: No
     assert len(node.params("eth_blockNumber")) == 2
 
 
+def test_a_read_does_not_join_one_that_left_before_a_write_ended(io: StartIo, node: Node) -> None:
+    service = io(rpc=dev(node))
+    node.gate.clear()
+    node.held = "eth_blockNumber"
+    write, during = service.rpc("evm_mine"), service.rpc("eth_blockNumber")
+    service.service.submit([write, during])
+    service.replies_to(write)
+    after = service.rpc("eth_blockNumber")
+    service.service.submit([after])
+    for _ in range(3):
+        assert node.arrived.acquire(timeout=10)
+    node.gate.set()
+    service.replies_to(during, after)
+    assert len(node.params("eth_blockNumber")) == 2
+
+
 # ---- writes --------------------------------------------------------------------------------------
 
 
@@ -138,6 +205,15 @@ def test_a_write_is_never_repeated(io: StartIo, node: Node, status: int) -> None
     assert reply.error is not None
     assert "not sent again, since it may have been executed" in reply.error.message
     assert len(node.posts) == 1
+
+
+def test_a_write_has_a_connection_of_its_own(io: StartIo, node: Node) -> None:
+    service = io(rpc=dev(node))
+    for method in ("eth_blockNumber", "evm_mine", "eth_blockNumber", "evm_mine"):
+        service.one(service.rpc(method))
+    first, write, second, other = node.ports
+    assert first == second
+    assert len({first, write, other}) == 3
 
 
 # ---- pins ----------------------------------------------------------------------------------------
@@ -177,6 +253,32 @@ def test_when_no_final_height_is_known_every_height_is_pinned_by_hash(
     service = io(rpc=dev(node))
     assert outcome(service.one(service.rpc("eth_getBalance", "0xa", block=5))) == balance(5)
     assert node.params("eth_getBalance") == [["0xa", {"blockHash": block_hash(5)}]]
+
+
+def test_a_null_for_the_final_height_is_asked_again_alone(io: StartIo, node: Node) -> None:
+    nulls = [{"result": None}]
+    node.member = lambda m: nulls.pop() if nulls else None
+    service = io(rpc=dev(node))
+    service.one(service.rpc("eth_getBalance", "0xa", block=5))
+    assert node.params("eth_getBalance") == [["0xa", "0x5"]]
+
+
+def test_a_node_that_answers_with_another_block_is_malformed(io: StartIo, node: Node) -> None:
+    node.member = lambda m: {"result": {"number": "0x97", "hash": block_hash(151)}}
+    service = io(rpc=dev(node))
+    assert outcome(service.one(service.rpc("eth_getBalance", "0xa", block=152))) == (
+        "malformed",
+        "block 152 of chain dev: the node answered with block 151",
+    )
+
+
+def test_pins_are_bounded(io: StartIo, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc_pins, "PINS_MAX", 2)
+    service = io(rpc=dev(node))
+    for height in (150, 151, 150, 152, 150):
+        service.one(service.rpc("eth_getBalance", "0xa", block=height))
+    asked = [params[0] for params in node.params("eth_getBlockByNumber")]
+    assert asked == ["finalized", "0x96", "0x97", "0x98", "0x96"]
 
 
 def test_latest_is_one_block_during_a_task(io: StartIo, node: Node) -> None:
@@ -358,6 +460,36 @@ def test_a_read_ends_when_its_budget_is_used_up_and_others_get_the_answer(
     assert outcome(answered) == "0xc8"
     assert answered.io_us >= 30_000
     assert len(node.posts) == 1
+
+
+def test_a_reader_that_joins_has_its_own_budget(io: StartIo, node: Node) -> None:
+    service = io(rpc=dev(node))
+    node.gate.clear()
+    patient = service.rpc("eth_blockNumber")
+    service.service.submit([patient])
+    assert node.arrived.acquire(timeout=10)
+    hasty = service.one(service.rpc("eth_blockNumber", budget_ms=20))
+    assert hasty.error is not None
+    assert hasty.error.kind == "deadline_exceeded"
+    assert len(node.posts) == 1
+    node.gate.set()
+    [answered] = service.replies_to(patient)
+    assert outcome(answered) == "0xc8"
+
+
+def test_a_read_that_is_cancelled_while_its_block_is_asked_for_is_not_sent(
+    io: StartIo, node: Node
+) -> None:
+    service = io(rpc=dev(node))
+    node.gate.clear()
+    read = service.rpc("eth_getBalance", "0xa", block=5)
+    service.service.submit([read])
+    assert node.arrived.acquire(timeout=10)
+    service.service.cancel([read.call_id])
+    service.replies_to(read)
+    node.gate.set()
+    service.one(service.rpc("eth_getBalance", "0xb", block=5))
+    assert node.params("eth_getBalance") == [["0xb", "0x5"]]
 
 
 def test_a_cancelled_read_that_has_not_left_is_not_sent(io: StartIo, node: Node) -> None:

@@ -104,15 +104,24 @@ def test_an_unreachable_node_is_given_up_with_url_error_and_time(io: StartIo, no
     assert message.endswith(" tries")
 
 
+@pytest.mark.slow
 def test_once_a_chain_was_silent_for_the_whole_wait_further_reads_fail_at_their_first_try(
     io: StartIo, nobody: str
 ) -> None:
-    service = io(rpc=dev(nobody), run={"io_wait_max_ms": 0})
+    service = io(rpc=dev(nobody), run={"io_wait_max_ms": 1_100})
     service.one(service.rpc("eth_blockNumber"))
-    service.ask(*[service.rpc("web3_sha3", hex(n)) for n in range(3)])
-    assert service.statistics() == {
-        "requests": 4, "posts": 2, "merged": 0, "cache_hits": 0, "retries": 0,
-    }  # fmt: skip
+    reply = service.one(service.rpc("eth_blockNumber"))
+    assert reply.error is not None
+    assert reply.error.message.endswith(" s and 1 tries")
+
+
+def test_a_node_that_is_not_there_is_not_taken_for_one_without_final_blocks(
+    io: StartIo, nobody: str
+) -> None:
+    service = io(rpc=dev(nobody), run={"io_wait_max_ms": 0})
+    kind, message = outcome(service.one(service.rpc("eth_getBalance", "0xa", block=5)))
+    assert kind == "unavailable"
+    assert message.startswith(f"height of the finalised block: node {nobody}")
 
 
 def test_a_node_that_does_not_answer_is_unavailable_after_its_time(io: StartIo, node: Node) -> None:
@@ -143,7 +152,18 @@ def test_an_url_that_refuses_is_not_the_end_while_another_serves(
     node.first = [Raw(403, b"wrong token")]
     service = io(rpc=dev(node.url, second.url))
     assert outcome(service.one(service.rpc("eth_blockNumber"))) == "0xc8"
-    assert (len(node.posts), len(second.posts)) == (1, 1)
+    assert outcome(service.one(service.rpc("eth_blockNumber"))) == "0xc8"
+    assert (len(node.posts), len(second.posts)) == (1, 2), "it rests after its refusal"
+
+
+def test_a_block_that_one_url_does_not_have_yet_comes_from_another(
+    io: StartIo, node: Node, second: Node
+) -> None:
+    node.member = lambda m: error(-32000, "header not found") if "Balance" in m["method"] else None
+    service = io(rpc=dev(node.url, second.url))
+    reply = service.one(service.rpc("eth_getBalance", "0xa", block=150))
+    assert outcome(reply) == hex(1150)
+    assert second.methods() == [["eth_getBalance"]]
 
 
 def test_a_refusal_of_the_only_url_is_final_and_says_what_the_node_said(

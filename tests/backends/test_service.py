@@ -111,10 +111,16 @@ def test_what_is_handed_in_is_handled_in_order(service: Io, echo: Echo) -> None:
     service.stop()
 
 
-@pytest.mark.filterwarnings("default")
 def test_an_action_that_raises_does_not_stop_the_next(service: Io, echo: Echo) -> None:
+    loop, hold = service.service._loop, threading.Event()
+    assert loop is not None
+    loop.set_exception_handler(lambda *_: None)
+    loop.call_soon_threadsafe(hold.wait)
     service.service.cancel(["bad"])
-    service.ask(service.request("echo", "x", 0, call="a"))
+    request = service.request("echo", "x", 0, call="a")
+    service.service.submit([request])
+    hold.set()
+    service.replies_to(request)
     assert echo.story == ["cancel bad", "submit a"]
     service.stop()
 

@@ -6,12 +6,15 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from blockx.backends import tables
 from blockx.errors import UsageError
 from tests.backends.harness import Io, outcome
 
@@ -243,6 +246,34 @@ def test_a_wrong_request_of_a_group_fails_alone_and_changes_nothing(store: Io) -
     assert rows == [{"id": 0}, {"id": 1}, None, None, {"id": 4}]
 
 
+def test_a_request_that_made_a_table_and_then_failed_leaves_no_table(store: Io) -> None:
+    ask(store, "upsert_rows", "t", rows=[{"no": 1}], key=["id"])
+    kind, message = ask(store, "upsert_rows", "t", rows=[{"id": 1}])
+    assert kind == "io_error"
+    assert message.startswith("table t is new and its key is not known")
+
+
+def test_a_row_that_would_break_a_line_is_refused(store: Io) -> None:
+    params = b'{"table":"t","key":["id"],"rows":[{"id":1,\n"v":2}]}'
+    reply = store.one(store.request("blockdb", "upsert_rows", params))
+    assert outcome(reply)[0] == "malformed"
+
+
+def test_an_answer_too_long_for_a_frame_fails_that_read(
+    store: Io, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "RESULT_BYTES_MAX", 50)
+    ask(store, "upsert_rows", "t", rows=[{"id": 1}, {"id": 2, "text": "x" * 99}], key=["id"])
+    replies = store.ask(*[store.table("get_row", "t", key={"id": n}) for n in (1, 2)])
+    assert [outcome(reply) for reply in replies] == [
+        {"id": 1},
+        (
+            "io_error",
+            "get_row of table t: an answer of more than 50 bytes; ask for fewer rows at once",
+        ),
+    ]
+
+
 @pytest.mark.parametrize("coalesce", [True, False])
 def test_many_reads_and_writes_at_once_are_all_answered(
     io: StartIo, path: Path, coalesce: bool
@@ -268,6 +299,7 @@ def test_a_write_of_a_cancelled_call_is_not_started(store: Io) -> None:
     store.service._post(submit_and_cancel)
     replies = store.replies_to(first, second)
     assert [reply.error and reply.error.kind for reply in replies] == [None, "cancelled"]
+    ask(store, "upsert_rows", "t", rows=[{"id": 3}])
     assert ask(store, "get_rows", "t", keys=[{"id": 1}, {"id": 2}]) == [{"id": 1}, None]
 
 
@@ -343,17 +375,42 @@ def test_a_locked_file_is_waited_for_and_then_unavailable(
     assert ask(hasty, "upsert_rows", "t", rows=[{"id": 2}]) is None
 
 
-def test_a_write_goes_on_when_the_lock_is_gone(store: Io, path: Path) -> None:
+def test_a_write_goes_on_when_the_lock_is_gone(
+    store: Io, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "WRITER_BUSY_MS", 1)
     ask(store, "upsert_rows", "t", rows=[{"id": 1}], key=["id"])
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     write = store.table("upsert_rows", "t", rows=[{"id": 2}])
     store.service.submit([write])
-    assert ask(store, "get_row", "t", key={"id": 1}) == {"id": 1}
+    writer, give_up = store.service._backends_now["blockdb"]._writer, time.monotonic() + 10
+    while writer.lock_waits < 2:
+        assert time.monotonic() < give_up
     other.execute("COMMIT")
     other.close()
     [reply] = store.replies_to(write)
     assert outcome(reply) is None
+
+
+def test_a_locked_file_does_not_hold_up_the_end(
+    store: Io, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "WRITER_BUSY_MS", 1)
+    ask(store, "upsert_rows", "t", rows=[{"id": 1}], key=["id"])
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    store.service.submit([store.table("upsert_rows", "t", rows=[{"id": 2}])])
+    store.stop()
+    other.close()
+    assert {"io", "tables"}.isdisjoint(thread.name for thread in threading.enumerate())
+
+
+def test_commits_are_on_disk_before_they_are_acknowledged(store: Io) -> None:
+    ask(store, "upsert_rows", "t", rows=[{"id": 1}], key=["id"])
+    db = store.service._backends_now["blockdb"]._writer._db
+    pragmas = [db.execute(f"PRAGMA {name}").fetchone() for name in ("journal_mode", "synchronous")]
+    assert pragmas == [("wal",), (2,)]
 
 
 def test_a_folder_that_cannot_be_made_fails_the_upsert_clearly(io: StartIo, tmp_path: Path) -> None:
@@ -390,6 +447,8 @@ def test_a_full_disk_fails_the_upserts_that_do_not_fit_and_keeps_the_acknowledge
 
 WRITER = """
 import sys
+import threading
+import time
 from pathlib import Path
 from tests.backends.harness import Io
 store = Io(Path(sys.argv[1]).parent, {"blockdb": {"path": sys.argv[1]}})

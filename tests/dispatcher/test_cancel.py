@@ -13,7 +13,7 @@ from blockx.dispatcher.events import (
 )
 from blockx.dispatcher.model import CallCounts, CallError, FailurePolicy, TaskEnd, Via
 from blockx.errors import ErrorKind
-from tests.builders import call_spec, call_specs, dummy, error, task_spec
+from tests.builders import call_spec, call_specs, dummy, error, snapshot, task_spec
 from tests.dispatcher.shell import Shell
 
 CANCELLED = CallError(ErrorKind.TASK_CANCELLED, "the task was cancelled")
@@ -92,6 +92,43 @@ def test_a_drain_can_be_made_harder_but_its_end_stays(shell: Callable[..., Shell
         "EmitResult t/0",
         "FinishTask t@1",
     ]
+
+
+def test_the_first_reason_to_stop_is_the_one_that_is_told(shell: Callable[..., Shell]) -> None:
+    s = shell()
+    s.submit(2, failure_policy=FailurePolicy.FAIL_FAST)
+    s.fail("t/0", ErrorKind.USER_ERROR)
+    finish = s.post(TaskCancelled("t@1", False, 0))[-1]
+    assert isinstance(finish, FinishTask)
+    assert (finish.end, finish.error) == (TaskEnd.STOPPED, error())
+    assert s.results["t/1"].error == CANCELLED
+
+
+def test_followers_of_a_call_that_backs_off_are_settled_with_it(
+    shell: Callable[..., Shell],
+) -> None:
+    s = shell()
+    s.submit([call_spec(n, b"[1]") for n in range(3)])
+    s.fail("t/0", ErrorKind.EXECUTOR_LOST)
+    s.post(TaskCancelled("t@1", True, 0))
+    assert [(r.error, r.via) for r in s.results.values()] == [
+        (CANCELLED, Via.RAN),
+        (CANCELLED, Via.NOT_RUN),
+        (CANCELLED, Via.NOT_RUN),
+    ]
+
+
+def test_the_place_of_an_aborted_call_is_free_with_the_next_snapshot(
+    shell: Callable[..., Shell],
+) -> None:
+    s = shell(executors=0)
+    s.snapshots(snapshot(usable_contexts=1))
+    s.submit(1, "a")
+    s.submit(1, "b")
+    s.post(TaskCancelled("a@1", False, 0))
+    assert "b/0" not in s.started
+    s.snapshots(snapshot(usable_contexts=1))
+    assert "b/0" in s.started
 
 
 def test_cancelling_an_open_stream_stops_production_first(shell: Callable[..., Shell]) -> None:

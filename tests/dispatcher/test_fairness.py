@@ -60,6 +60,16 @@ def test_a_late_instance_catches_up_first(shell: Callable[..., Shell]) -> None:
     assert [i for i in s.started if i.startswith("b")] == ["b/0", "b/1", "b/2", "b/3"]
 
 
+def test_a_tie_goes_to_the_instance_that_waited_longest(shell: Callable[..., Shell]) -> None:
+    s = shell(executors=0, instance_fairness="calls")
+    assert place_by_place(s, {"a": {}, "b": {}}, 1) == ["a"]
+    order = []
+    for _ in range(4):
+        order.append(list(s.started)[-1])
+        s.complete(order[-1])
+    assert order == ["a/0", "b/0", "a/1", "b/1"]
+
+
 def test_an_instance_that_has_nothing_to_run_does_not_hold_the_others_up(
     shell: Callable[..., Shell],
 ) -> None:

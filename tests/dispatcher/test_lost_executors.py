@@ -3,11 +3,21 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from blockx.dispatcher.commands import ArmRetry, Command, FinishTask, StartAttempt
-from blockx.dispatcher.events import CallSuspended, ExecutorLost, RetryDue, TaskCancelled
+from blockx.dispatcher.events import (
+    CallSuspended,
+    ExecutorLost,
+    RetryDue,
+    StreamBatchSubmitted,
+    StreamOpened,
+    SubcallRequested,
+    TaskCancelled,
+)
 from blockx.dispatcher.model import CallCounts, CallError, Via
 from blockx.errors import MOVES_MAX, ErrorKind
-from tests.builders import dummy, snapshot
+from tests.builders import call_spec, call_specs, dummy, function_ref, snapshot, task_spec
 from tests.dispatcher.shell import Shell
 
 
@@ -213,6 +223,182 @@ def test_the_reservation_ends_when_its_task_is_cancelled(shell: Callable[..., Sh
     s.post(dummy(TaskCancelled))
     assert [r.via for r in s.results.values()] == [Via.NOT_RUN, Via.RAN]
     assert s.names(s.submit(1, "other")) == ["StartAttempt other/0"]
+
+
+def waits_for_an_empty_executor(s: Shell) -> None:
+    """t/0 waits in quarantine for exec-0, on which t/1 runs."""
+    twice_suspected(s, calls=2)
+    s.post(RetryDue("t/0", 2))
+    assert s.core.state.views.reserved is s.core.state.views.by_id["exec-0"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"running_call_seq": 9, "scheduler_idle_ms": 99_999}, {"healthy": False}],
+    ids=["stalled", "unhealthy"],
+)
+def test_a_reserved_executor_that_is_unfit_is_waited_for(
+    shell: Callable[..., Shell], fields: dict[str, Any]
+) -> None:
+    s = shell()
+    waits_for_an_empty_executor(s)
+    s.snapshots(snapshot(incarnation_id="exec-0-1", heartbeat_seq=2, **fields))
+    assert s.names(s.complete("t/1")) == ["EmitResult t/1"]
+    fit = snapshot(incarnation_id="exec-0-1", heartbeat_seq=3)
+    assert s.names(s.snapshots(fit)) == ["StartAttempt t/0"]
+
+
+def test_a_reserved_executor_that_turned_a_call_away_is_asked_after_its_next_snapshot(
+    shell: Callable[..., Shell],
+) -> None:
+    s = shell()
+    waits_for_an_empty_executor(s)
+    kind = ErrorKind.EXECUTOR_CAPACITY_EXHAUSTED
+    assert s.fail("t/1", kind, body_started=False) == []
+    fresh = snapshot(incarnation_id="exec-0-1", heartbeat_seq=2)
+    assert s.names(s.snapshots(fresh)) == ["StartAttempt t/0"]
+
+
+def test_an_aborted_call_still_counts_as_company_until_the_next_snapshot(
+    shell: Callable[..., Shell],
+) -> None:
+    s = shell()
+    waits_for_an_empty_executor(s)
+    s.submit(1, "other")
+    s.core.state.views.reserved.draining = 1  # type: ignore[union-attr]
+    assert s.names(s.complete("t/1")) == ["EmitResult t/1"]
+    fresh = snapshot(incarnation_id="exec-0-1", heartbeat_seq=2)
+    assert "StartAttempt t/0" in s.names(s.snapshots(fresh))
+
+
+def test_a_suspected_call_waits_for_room_in_its_window(shell: Callable[..., Shell]) -> None:
+    s = shell(task_max_inflight_calls=1)
+    s.post(StreamOpened(task_spec(), 0))
+    s.post(StreamBatchSubmitted("t@1", 0, call_specs(range(1)), 0))
+    for n, incarnation in enumerate(["p0", "p1"]):
+        lose(s, incarnation_id=incarnation, running_call_seq=1)
+        s.snapshots(snapshot(incarnation_id=f"p{n + 1}"))
+        if n == 0:
+            s.post(RetryDue("t/0", 1))
+    s.snapshots(snapshot("exec-1"))
+    s.submit(1, "x")
+    s.submit(1, "y")
+    assert s.post(RetryDue("t/0", 2)) == [], "both executors are in use"
+    more = StreamBatchSubmitted("t@1", 1, call_specs(range(1, 2)), 0)
+    assert s.names(s.post(more)) == ["StartAttempt t/1"]
+    s.complete("x/0")
+    s.complete("y/0")
+    assert s.started["t/0"].attempt_seq == 2
+    assert s.names(s.complete("t/1")) == ["EmitResult t/1", "StartAttempt t/0", "ReturnCredit t@1"]
+
+
+def test_a_suspected_call_of_a_stopping_task_is_not_run(shell: Callable[..., Shell]) -> None:
+    s = shell(executors=2)
+    twice_suspected(s, calls=4)
+    s.submit(6, "neighbour")
+    s.post(RetryDue("t/0", 2))
+    s.post(dummy(TaskCancelled, drain=True))
+    for n in range(6):
+        s.complete(f"neighbour/{n}")
+    assert "t/0" in s.core.state.calls
+    assert s.started["t/0"].attempt_seq == 2
+    for n in range(1, 4):
+        s.complete(f"t/{n}")
+    assert s.results["t/0"].error is not None
+
+
+def test_only_the_last_permitted_attempt_runs_alone(shell: Callable[..., Shell]) -> None:
+    s = shell()
+    s.submit(2, attempts_max=4)
+    for n, incarnation in enumerate(["p0", "p1"]):
+        lose(s, incarnation_id=incarnation, running_call_seq=1)
+        s.snapshots(snapshot(incarnation_id=f"p{n + 1}"))
+        started = s.names(s.post(RetryDue("t/0", n + 1)))
+        assert started == ["StartAttempt t/0"]
+    lose(s, incarnation_id="p2", running_call_seq=1)
+    s.snapshots(snapshot(incarnation_id="p3"))
+    assert s.post(RetryDue("t/0", 3)) == []
+
+
+def test_equal_calls_follow_a_suspected_one_and_do_not_run_beside_others(
+    shell: Callable[..., Shell],
+) -> None:
+    s = shell(executors=1, call_cache_max_bytes=0)
+    s.post(StreamOpened(task_spec(), 0))
+    s.post(StreamBatchSubmitted("t@1", 0, call_specs(range(2)), 0))
+    for n, incarnation in enumerate(["p0", "p1"]):
+        lose(s, incarnation_id=incarnation, running_call_seq=1)
+        s.snapshots(snapshot(incarnation_id=f"p{n + 1}"))
+        s.post(RetryDue("t/0", n + 1))
+    s.post(StreamBatchSubmitted("t@1", 1, [call_spec(2, b"[0]")], 0))
+    s.complete("t/1")
+    s.complete("t/0")
+    assert s.results["t/2"].via is Via.SINGLEFLIGHT
+
+
+def test_a_suspected_call_leads_again_when_the_subcall_that_led_has_failed(
+    shell: Callable[..., Shell],
+) -> None:
+    s = shell()
+    s.post(StreamOpened(task_spec(), 0))
+    s.post(StreamBatchSubmitted("t@1", 0, call_specs(range(2)), 0))
+    for n, incarnation in enumerate(["p0", "p1"]):
+        lose(s, incarnation_id=incarnation, running_call_seq=1)
+        s.snapshots(snapshot(incarnation_id=f"p{n + 1}"))
+        if n == 0:
+            s.post(RetryDue("t/0", 1))
+    s.call_function("t/1", "f", b"[0]")
+    s.fail("t/1/sub-1", ErrorKind.IO_ERROR)
+    s.snapshots(snapshot("exec-1", usable_contexts=0))
+    assert s.post(RetryDue("t/0", 2)) == []
+    s.snapshots(snapshot("exec-1", heartbeat_seq=2))
+    equal = StreamBatchSubmitted("t@1", 1, [call_spec(2, b"[0]")], 0)
+    assert s.post(equal) == [], "it follows, and does not run on exec-1"
+
+
+def test_a_suspected_call_that_moves_runs_alone_again(shell: Callable[..., Shell]) -> None:
+    s = shell()
+    twice_suspected(s)
+    s.post(RetryDue("t/0", 2))
+    assert s.names(s.fail("t/0", ErrorKind.RESUME_SEND_FAILED)) == ["StartAttempt t/0"]
+    assert s.core.state.views.reserved is s.core.state.views.by_id["exec-0"]
+
+
+def test_a_suspected_call_follows_an_equal_subcall_that_took_the_lead(
+    shell: Callable[..., Shell],
+) -> None:
+    s = shell()
+    waits_for_an_empty_executor(s)
+    assert s.names(s.call_function("t/1", "f", b"[0]")) == ["StartAttempt t/1/sub-1"]
+    assert s.core.state.views.reserved is None
+    s.complete("t/1/sub-1", b"6")
+    assert s.results["t/0"].output == b"6"
+
+
+def test_a_heir_whose_parent_was_on_the_dead_executor_too_is_not_bound(
+    shell: Callable[..., Shell],
+) -> None:
+    s = shell()
+    s.submit(2)
+    s.call_function("t/1")
+    s.call_function("t/0")
+    assert lose(s) == []
+
+
+def test_a_request_proves_that_the_parents_body_started(shell: Callable[..., Shell]) -> None:
+    s = shell()
+    s.submit(1)
+    event = dummy(
+        SubcallRequested,
+        parent_call_id="t/0",
+        function_id="g",
+        function=function_ref("g"),
+        args=b"[]",
+        key=b"g",
+    )
+    s.post(event)
+    s.post(dummy(TaskCancelled))
+    assert s.results["t/0"].via is Via.RAN
 
 
 def test_a_reserved_executor_that_dies_gives_way_to_another(shell: Callable[..., Shell]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from blockx.dispatcher.commands import ArmRetry, EmitResult, FinishTask, StartAttempt
-from blockx.dispatcher.events import BindFailed, RetryDue
+from blockx.dispatcher.events import BindFailed, CallSuspended, RetryDue
 from blockx.dispatcher.model import CallCounts, CallResult, Costs, TaskEnd, Via
 from blockx.dispatcher.transitions import BACKOFF_MS_MAX
 from blockx.errors import MOVES_MAX, RETRY_POLICIES, ErrorKind
@@ -159,3 +159,16 @@ def test_the_pause_is_bounded(shell: Callable[..., Shell]) -> None:
         assert isinstance(armed, ArmRetry)
         assert armed.delay_ms <= BACKOFF_MS_MAX * 1.05 + 1
         s.post(RetryDue("t/0", attempt))
+
+
+def test_only_attempts_whose_body_started_are_counted_as_executed(
+    shell: Callable[..., Shell],
+) -> None:
+    s = shell()
+    s.submit(1)
+    s.post(CallSuspended("t/0", 1))
+    s.fail("t/0", ErrorKind.RESUME_SEND_FAILED, body_started=False)
+    s.fail("t/0", ErrorKind.RESUME_SEND_FAILED, body_started=False)
+    finish = s.complete("t/0")[-1]
+    assert isinstance(finish, FinishTask)
+    assert finish.calls == CallCounts(calls=1, ok=1, ran=1, executed=2, moves=2)

@@ -7,6 +7,7 @@ import pytest
 
 from blockx.config import DispatcherConfig
 from blockx.dispatcher.cache import ResultCache
+from blockx.dispatcher.events import CallResumed, CallSuspended
 from blockx.dispatcher.model import Call, ExecutorSnapshot, Task
 from blockx.dispatcher.selection import ExecutorViews
 from tests.builders import function_ref, snapshot, task_spec
@@ -159,3 +160,55 @@ def test_calls_spread_evenly_between_two_snapshots(shell: Any) -> None:
     s.submit(6)
     spread = [start.executor_id for start in s.started.values()]
     assert spread == ["exec-0", "exec-1", "exec-2", "exec-0", "exec-1", "exec-2"]
+
+
+def test_a_suspended_call_is_not_runnable_and_a_resumed_one_is(shell: Any) -> None:
+    s: Shell = shell()
+    s.submit(2)
+    view = s.core.state.views.by_id["exec-0"]
+    assert view.load == 2
+    s.post(CallSuspended("t/0", 1))
+    assert view.load == 1
+    s.post(CallResumed("t/0", 1))
+    assert view.load == 2
+
+
+def test_a_call_that_ends_while_suspended_is_not_taken_off_twice(shell: Any) -> None:
+    s: Shell = shell()
+    s.submit(2)
+    s.post(CallSuspended("t/0", 1))
+    s.complete("t/0")
+    assert s.core.state.views.by_id["exec-0"].load == 1
+
+
+def test_what_a_fresh_sample_knew_already_does_not_make_the_load_negative(shell: Any) -> None:
+    s: Shell = shell()
+    s.submit(2)
+    s.snapshots(snapshot(heartbeat_seq=2, runnable_count=0))
+    s.post(CallSuspended("t/0", 1))
+    s.complete("t/1")
+    assert s.core.state.views.by_id["exec-0"].load == 0
+
+
+def test_an_old_incarnation_without_calls_is_forgotten_at_once() -> None:
+    views = views_of(snapshot())
+    views.update(snapshot(incarnation_id="p1"))
+    assert len(views.all_views()) == 1
+    assert views.lose("exec-0", "p0") is None
+
+
+def test_a_reserved_executor_that_is_ill_and_empty_gives_way_to_another() -> None:
+    views = views_of(snapshot("exec-0"), snapshot("exec-1"))
+    assert views.reserve() is views.by_id["exec-0"]
+    views.update(snapshot("exec-0", healthy=False))
+    assert views.reserve() is views.by_id["exec-1"]
+    assert not views.by_id["exec-0"].reserved
+
+
+def test_an_executor_that_turned_a_call_away_stays_closed_when_its_reservation_ends() -> None:
+    views = views_of(snapshot())
+    reserved = views.reserve()
+    assert reserved is not None
+    views.refuse(reserved)
+    views.unreserve()
+    assert chosen(views) is None

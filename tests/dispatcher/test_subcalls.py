@@ -11,7 +11,13 @@ from blockx.dispatcher.commands import (
     StartAttempt,
     UnbindCall,
 )
-from blockx.dispatcher.events import BindFailed, CallResumed, RetryDue, TaskCancelled
+from blockx.dispatcher.events import (
+    BindFailed,
+    CallResumed,
+    ExecutorLost,
+    RetryDue,
+    TaskCancelled,
+)
 from blockx.dispatcher.model import CallCounts, CallError, Via
 from blockx.errors import ErrorKind
 from tests.builders import call_spec, dummy, error, function_ref, key_of, snapshot
@@ -356,6 +362,16 @@ def test_a_subcall_is_parked_while_the_executor_of_its_parent_is_unhealthy(
     assert s.names(s.snapshots(snapshot(heartbeat_seq=3))) == ["StartAttempt t/0/sub-1"]
 
 
+def test_a_subcall_is_not_bound_to_an_incarnation_that_was_replaced(
+    shell: Callable[..., Shell],
+) -> None:
+    s = shell()
+    s.submit(1)
+    s.snapshots(snapshot(incarnation_id="p1"))
+    assert s.call_function("t/0") == []
+    assert s.names(s.post(dummy(ExecutorLost))) == ["StartAttempt t/0"]
+
+
 def test_a_subcall_whose_bind_fails_is_parked_again(shell: Callable[..., Shell]) -> None:
     s = shell()
     s.submit(1)
@@ -451,6 +467,37 @@ def test_a_root_leader_whose_bind_fails_hands_over_too(shell: Callable[..., Shel
         "ArmRetry t/0",
         "StartAttempt t/1/sub-1",
     ]
+
+
+def test_a_root_leader_that_moves_hands_over_too(shell: Callable[..., Shell]) -> None:
+    s = shell(executors=0)
+    s.snapshots(snapshot(usable_contexts=2))
+    s.submit([call_spec(0, b"[]", "g"), call_spec(1), call_spec(2)])
+    s.call_function("t/1", "g")
+    commands = s.fail("t/0", ErrorKind.RESUME_SEND_FAILED)
+    assert s.names(commands) == ["StartAttempt t/1/sub-1", "StartAttempt t/2"]
+
+
+def test_a_subcall_is_the_heir_before_a_root_call_that_came_earlier(
+    shell: Callable[..., Shell],
+) -> None:
+    s = shell(executors=0)
+    s.snapshots(snapshot(usable_contexts=2))
+    s.submit([call_spec(0, b"[]", "g"), call_spec(1, b"[]", "g"), call_spec(2)])
+    s.call_function("t/2", "g")
+    assert s.names(s.fail("t/0", ErrorKind.IO_ERROR)) == [
+        "EmitResult t/0",
+        "StartAttempt t/2/sub-1",
+    ]
+
+
+def test_a_follower_that_is_cancelled_is_not_answered(shell: Callable[..., Shell]) -> None:
+    s = shell()
+    s.submit(2)
+    s.call_function("t/0")
+    s.call_function("t/1")
+    s.fail("t/1", ErrorKind.DEADLINE_EXCEEDED)
+    assert s.names(s.complete("t/0/sub-1")) == ["ResumeParent t/0"]
 
 
 def test_subcalls_of_a_draining_task_still_run(shell: Callable[..., Shell]) -> None:

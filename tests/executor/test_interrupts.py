@@ -1,10 +1,12 @@
 """What stops a call that does not suspend, and what ``time.sleep`` does."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 
@@ -143,7 +145,7 @@ def test_the_control_word_cancels_a_computing_call_of_that_attempt_only(row, new
     source = "def _(n):\n    for _ in range(n): len('')\n    while not n: len('')\n    return n"
     control = row._words
     control[65], control[66] = 1, 9  # call 1, another attempt
-    assert bench.output(source, 500_000) == 500_000
+    assert bench.output(source, 3_000_000) == 3_000_000
     control[65], control[66] = 2, 1
     assert bench.failure(source, 0)[0] == ErrorKind.CANCELLED
 
@@ -169,6 +171,46 @@ def test_a_library_is_cut_only_late_and_then_the_executor_retires(bench, tmp_pat
     assert message.payload.budget_used_ms > 30 + 200
     assert bench.runtime.is_retiring
     assert "library_that_loops" in bench.runtime.retire_reason
+
+
+@pytest.mark.parametrize(
+    ("filename", "at_once", "late"),
+    [
+        ("functions/f.py#00112233", True, True),
+        (exact_json.__file__, True, True),
+        (re.__file__, True, True),
+        (re._parser.__file__, False, True),
+        ("<string>", False, True),
+        (interrupts.__file__, False, False),
+        (interrupts.__file__.replace("interrupts", "runtime"), False, False),
+    ],
+)
+def test_the_innermost_file_decides_where_a_call_may_be_cut(bench, filename, at_once, late):
+    found: dict[str, Any] = {}
+    exec(compile("import sys\nframe = sys._getframe()", filename, "exec"), found)
+    bench.start()
+    context = bench.runtime._contexts["c1"]
+    alarm = bench.runtime._alarm
+    assert alarm._may_raise(context, found["frame"], 1) is at_once
+    assert alarm._may_raise(context, found["frame"], interrupts.ANYWHERE_AFTER_NS) is at_once
+    assert alarm._may_raise(context, found["frame"], 1 + interrupts.ANYWHERE_AFTER_NS) is late
+    assert bench.runtime.is_retiring is (late and not at_once)
+
+
+def test_a_module_whose_body_swallowed_its_signal_is_not_kept(bench):
+    source = """
+def loop():
+    while True: len('')
+try:
+    loop()
+except BaseException:
+    pass
+def _():
+    return 1
+"""
+    message = bench.call(source, callBudgetMs=30)
+    assert (message.payload.error_kind, message.payload.body_started) == (DEADLINE, False)
+    assert bench.runtime._loader.loaded_count() == 0
 
 
 def test_user_source_called_by_a_library_is_cut_at_once(bench):

@@ -303,6 +303,15 @@ def test_a_sleeping_call_is_cancelled_and_its_heap_entry_does_no_harm(new_bench)
     assert bench.output(SLEEP, 0.001, "x") == "x"
 
 
+def test_the_end_of_a_cancelled_sleep_wakes_nobody(bench):
+    bench.start(SLEEP, [0.01, 1])
+    assert bench.run() == []
+    bench.cancel("c1")
+    assert ids_and_kinds(bench.run()) == [("c1", "cancelled")]
+    while bench.runtime._sleepers:
+        assert bench.run() == []
+
+
 def test_stale_cancels_are_dropped_and_counted(bench):
     bench.start(READ, ["a"], attemptSeq=2)
     (waiting,) = bench.run()
@@ -520,6 +529,9 @@ def test_calls_that_miss_the_same_source_share_one_request(bench):
         bench.start(source, [n])
     (fetch,) = fetches(bench)
     assert (fetch.call_id, fetch.payload.wait_kind) == ("c1", WaitKind.FUNCTION_CODE)
+    follower = CallWaiting(call_id="c2", payload=fetch.payload)
+    bench.resume(follower, "x = 1", request_id="")
+    assert bench.runtime.counters["stale_resumes"] == 1
     bench.resume(fetch, source)
     assert [exact_json.decode(m.payload.output) for m in bench.run()] == [0, 1, 2]
 
@@ -617,6 +629,8 @@ def test_the_row_names_the_running_call_while_it_runs_and_only_then(row, new_ben
     seen: list[Any] = []
 
     bench = new_bench(row=row, executor_max_inflight=5)
+    running_between: list[int] = []
+    bench.runtime.channel.flush_if_due = lambda _now: running_between.append(row._words[8])
     __builtins__["row_of_test"] = lambda: seen.append(row._words[:22].tolist())  # type: ignore[index]
     try:
         bench.start("def _():\n    row_of_test()", attemptSeq=3)
@@ -629,6 +643,7 @@ def test_the_row_names_the_running_call_while_it_runs_and_only_then(row, new_ben
     assert words[10] == 3  # attempt_seq
     assert words[5:7] == [1, 4]  # inflight, available
     assert words[11:18] == [0, 1, 0, 0, 0, 0, 0]  # calls by state
+    assert running_between == [0, 0]  # after the step that fetched the source, and the last one
     after = row._words[:22].tolist()
     assert (after[8], after[5], after[11:18], after[20]) == (0, 0, [0] * 7, 1)
 

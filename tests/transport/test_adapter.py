@@ -472,3 +472,39 @@ def test_a_cancelled_call_that_computes_gets_the_control_word(world):
     world.now += 1_500
     assert [draining for _, draining in world.adapter.press_cancellations()] == [1_500]
     row.close()
+
+
+class Recording:
+    """A recorder that keeps what a replay would need."""
+
+    def __init__(self):
+        self.seen = []
+
+    def asked(self, message, sidecar):
+        payload = message.payload
+        self.seen.append(("asked", message.call_id, payload.wait_kind.value, payload.operation, sidecar))
+
+    def answered(self, call_id, request_id, payload, sidecar):
+        self.seen.append(("answered", call_id, request_id, bytes(payload.result), sidecar))
+
+
+def test_the_recorder_sees_every_read_and_subcall_with_its_answer_and_no_source(world):
+    recording = world.adapter.recorder = Recording()
+    peer = world.attach()
+    world.start()
+    world.send(peer, waiting(m.WaitKind.FUNCTION_CODE, function_code_digest="d" * 64))
+    world.loop.turn()
+    world.send(peer, waiting(m.WaitKind.IO, request_id="req-aa-2", operation="get_row"), b"q")
+    world.loop.turn()
+    answer = m.ResumeCallPayload(resume_kind=m.WaitKind.IO, attempt_seq=1, result=m.Raw(b"5"))
+    world.adapter.resume_io("exec-0", "j/0", "req-aa-1", answer, None)  # stale
+    world.adapter.resume_io("exec-0", "j/0", "req-aa-2", answer, b"a")
+    world.send(peer, waiting(m.WaitKind.SUBCALL, request_id="req-aa-3"))
+    world.loop.turn()
+    world.adapter.resume_parent(ResumeParent("j/0", 1, "req-aa-3", "exec-0", b"{}", None, False, 0))
+    assert recording.seen == [
+        ("asked", "j/0", "io", "get_row", b"q"),
+        ("answered", "j/0", "req-aa-2", b"5", b"a"),
+        ("asked", "j/0", "subcall", "", None),
+        ("answered", "j/0", "req-aa-3", b"{}", None),
+    ]

@@ -1,0 +1,101 @@
+"""The verb ``table``: load, dump and query the embedded store of a configuration.
+
+Main thread; thin over ``backends.table_files``. Rows go to stdout as JSON lines, exact to the digit;
+what was done and what is wrong to stderr. A store held in memory has no file and is refused.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from blockx.config import LoadedConfig
+from blockx.errors import UsageError
+from blockx.ipc import exact_json
+
+Verbs = Any
+"""What ``add_subparsers`` returns; argparse has no public name for it."""
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Declare ``table load | dump | query``."""
+    table = verbs.add_parser(
+        "table",
+        help="load, dump and query tables of the embedded store",
+        description="Tables of the embedded store (backends.blockdb.path).",
+        allow_abbrev=False,
+    )
+    actions = table.add_subparsers(dest="action", metavar="{load,dump,query}", required=True)
+    load = _action(actions, "load", "upsert the lines of a file; all of them or none")
+    load.add_argument("name", metavar="NAME", help="the table; made if it is new")
+    load.add_argument("rows", metavar="ROWS.jsonl", help="a row a line, see --kind")
+    load.add_argument(
+        "--kind",
+        choices=("table", "block", "time"),
+        default="table",
+        help='table: a line is a row (default); block: {"key": {...}, "block": n, "state": {...}};'
+        ' time: {"key": {...}, "at": moment, "row": {...}}',
+    )
+    load.add_argument("--key", metavar="A,B", help="key columns of a new table")
+    dump = _action(actions, "dump", "write a table to stdout in the form that load takes")
+    dump.add_argument("name", metavar="NAME")
+    query = _action(actions, "query", "run one SQL statement that only reads; rows as JSON lines")
+    query.add_argument("sql", metavar="SQL")
+
+
+def _action(actions: Verbs, name: str, what: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(
+        name, help=what, description=what, allow_abbrev=False
+    )
+    parser.add_argument(
+        "--config", default="config.yaml", metavar="FILE", help="default: %(default)s"
+    )
+    return parser
+
+
+def run(options: argparse.Namespace, loaded: LoadedConfig) -> int:
+    """Carry out one action; 0, or UsageError for whatever the user can mend."""
+    actions: dict[str, Callable[[argparse.Namespace, Path], None]] = {
+        "load": _load,
+        "dump": _dump,
+        "query": _query,
+    }
+    blockdb = loaded.config.backends.blockdb
+    if not blockdb.path:
+        raise UsageError(
+            f"{loaded.file}: backends.blockdb.path is not set: there is no embedded store;"
+            " name a file, for example data/blockdb.sqlite"
+        )
+    actions[options.action](options, loaded.resolve(blockdb.path))
+    return 0
+
+
+def _load(options: argparse.Namespace, store: Path) -> None:
+    # Imported here: checking the command line does without SQLite.
+    from blockx.backends import table_files
+
+    key = [column.strip() for column in options.key.split(",")] if options.key else None
+    count = table_files.load(store, options.name, Path(options.rows), options.kind, key)
+    sys.stderr.write(f"{options.name}: {count:,} rows loaded into {store}\n")
+
+
+def _dump(options: argparse.Namespace, store: Path) -> None:
+    from blockx.backends import table_files
+
+    for line in table_files.dump(store, options.name):
+        sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _query(options: argparse.Namespace, store: Path) -> None:
+    from blockx.backends import table_files
+
+    columns, rows = table_files.query(store, options.sql)
+    for row in rows:
+        record = {
+            column: "0x" + value.hex() if isinstance(value, bytes) else value
+            for column, value in zip(columns, row, strict=True)
+        }
+        sys.stdout.buffer.write(exact_json.encode(record) + b"\n")
+    sys.stdout.buffer.flush()
