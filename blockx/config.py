@@ -151,7 +151,7 @@ class TableConfig(_Section, frozen=True, kw_only=True):
 
 
 class BlockdbConfig(_Section, frozen=True, kw_only=True):
-    """The table store: embedded in a file, or rows held in memory."""
+    """Tables: embedded in a file, held in memory, or some of each."""
 
     path: str = ""
     """SQLite file of the embedded store; made when missing."""
@@ -588,9 +588,9 @@ def _check_job_budget(
 
 def _check_backends(config: Config, document: "Document") -> Iterator[str]:
     blockdb = config.backends.blockdb
-    if blockdb.path and blockdb.memory:
-        place = document.at(("backends", "blockdb", "memory"), key=True)
-        yield f"{place}: backends.blockdb has both path and memory; keep one of them"
+    for name in blockdb.memory.keys() & blockdb.tables.keys():
+        place = document.at(("backends", "blockdb", "tables", name), key=True)
+        yield f"{place}: the table {name} is held in memory; it needs no key here"
     for chain, node in config.backends.rpc.items():
         for index, url in enumerate(node.urls):
             path: KeyPath = ("backends", "rpc", chain, "urls", index)

@@ -154,8 +154,8 @@ def test_a_value_of_the_wrong_shape_is_refused(tmp_path, text, message):
             " set dispatcher.scheduler_stall_timeout_ms to the time you mean",
         ),
         (
-            "backends: {blockdb: {path: a, memory: {t: b}}}",
-            "c.yaml:1:31: backends.blockdb has both path and memory; keep one of them",
+            "backends: {blockdb: {path: a, memory: {t: b}, tables: {t: {key: [k]}}}}",
+            "c.yaml:1:56: the table t is held in memory; it needs no key here",
         ),
         (
             "backends: {rpc: {dev: {urls: ['ftp://x']}}}",

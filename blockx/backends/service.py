@@ -16,13 +16,14 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from blockx.backends.blockdb import MixedTables
 from blockx.backends.memory import MemoryTables
 from blockx.backends.replies import failed, named
 from blockx.backends.rpc import RpcBackend
 from blockx.backends.scope import Backend, IoReply, IoRequest
 from blockx.backends.tables import SqliteTables
 from blockx.config import LoadedConfig
-from blockx.errors import ErrorKind, UsageError
+from blockx.errors import ErrorKind
 
 WAITING_REQUESTS_MAX = 262_144
 """Requests accepted and not answered. Full: a further one is answered at once with ``unavailable``. More
@@ -196,30 +197,26 @@ class IoService:
 
 
 def build_backends(loaded: LoadedConfig) -> dict[str, Backend]:
-    """The backends that the configuration names; opens nothing.
-
-    Raises:
-        UsageError: ``backends.blockdb`` has both a path and tables in memory.
-    """
+    """The backends that the configuration names; opens nothing."""
     config = loaded.config.backends
     backends: dict[str, Backend] = {}
     if config.rpc:
         backends["rpc"] = RpcBackend(config.rpc, loaded.config.run.io_wait_max_ms)
+    memory = MemoryTables(
+        {name: loaded.resolve(path) for name, path in config.blockdb.memory.items()}
+    )
+    store = SqliteTables(
+        loaded.resolve(config.blockdb.path),
+        {name: table.key for name, table in config.blockdb.tables.items()},
+        loaded.config.run.io_wait_max_ms,
+        coalesce=config.blockdb.coalesce,
+    )
     if config.blockdb.memory and config.blockdb.path:
-        raise UsageError(
-            f"{loaded.file}: backends.blockdb has both `path` and `memory`; keep the one that holds the tables"
-        )
-    if config.blockdb.memory:
-        backends["blockdb"] = MemoryTables(
-            {name: loaded.resolve(path) for name, path in config.blockdb.memory.items()}
-        )
-    if config.blockdb.path:
-        backends["blockdb"] = SqliteTables(
-            loaded.resolve(config.blockdb.path),
-            {name: table.key for name, table in config.blockdb.tables.items()},
-            loaded.config.run.io_wait_max_ms,
-            coalesce=config.blockdb.coalesce,
-        )
+        backends["blockdb"] = MixedTables(memory, store, config.blockdb.memory)
+    elif config.blockdb.memory:
+        backends["blockdb"] = memory
+    elif config.blockdb.path:
+        backends["blockdb"] = store
     return backends
 
 

@@ -105,6 +105,15 @@ def test_a_bad_file_stops_the_start_with_its_place(
     assert message in str(caught.value)
 
 
-def test_a_path_and_tables_in_memory_together_are_refused(io: StartIo, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has both `path` and `memory`"):
-        io(blockdb={"path": "x.sqlite", "memory": {"t": "rows.jsonl"}})
+def test_tables_in_memory_and_in_the_store_live_side_by_side(io: StartIo, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"k": 1, "v": "memory"}\n')
+    service = io(blockdb={"path": "x.sqlite", "memory": {"t": "rows.jsonl"}})
+    write = service.table("upsert_rows", table="u", key=["k"], rows=[{"k": 1, "v": "store"}])
+    assert outcome(service.one(write)) is None
+    reads = [service.table("get_row", table=name, key={"k": 1}) for name in ("t", "u")]
+    assert [outcome(service.one(read)) for read in reads] == [
+        {"k": 1, "v": "memory"},
+        {"k": 1, "v": "store"},
+    ]
+    refused = service.table("upsert_rows", table="t", key=["k"], rows=[{"k": 2}])
+    assert "read-only" in str(outcome(service.one(refused)))

@@ -463,7 +463,7 @@ def test_a_read_ends_when_its_budget_is_used_up_and_others_get_the_answer(
 
 
 def test_a_reader_that_joins_has_its_own_budget(io: StartIo, node: Node) -> None:
-    service = io(rpc=dev(node))
+    service = io(rpc=dev(node, timeout_ms=600_000))
     node.gate.clear()
     patient = service.rpc("eth_blockNumber")
     service.service.submit([patient])

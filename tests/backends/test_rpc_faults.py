@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from blockx.backends import rpc_node
 from blockx.errors import UsageError
 from tests.backends.harness import Io, outcome
 from tests.backends.node import Node, Raw, error
@@ -106,9 +107,10 @@ def test_an_unreachable_node_is_given_up_with_url_error_and_time(io: StartIo, no
 
 @pytest.mark.slow
 def test_once_a_chain_was_silent_for_the_whole_wait_further_reads_fail_at_their_first_try(
-    io: StartIo, nobody: str
+    io: StartIo, nobody: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = io(rpc=dev(nobody), run={"io_wait_max_ms": 1_100})
+    monkeypatch.setattr(rpc_node, "PAUSE_MAX_S", 0.1)
+    service = io(rpc=dev(nobody), run={"io_wait_max_ms": 300})
     service.one(service.rpc("eth_blockNumber"))
     reply = service.one(service.rpc("eth_blockNumber"))
     assert reply.error is not None

@@ -91,6 +91,13 @@ def test_the_report_of_the_main_job_counts_a_token_once(product, folder: Path):
     assert report["exit_code"] == 0
 
 
+def test_the_main_job_keeps_token_metadata_in_the_embedded_store(product, folder: Path):
+    run(product, "--config", "config.yaml")
+    query = "SELECT count(*) AS tokens, sum(row LIKE '%USDC%') AS usdc FROM token_meta"
+    kept = product.run("table", "query", query, "--config", "config.yaml")
+    assert json.loads(kept.text) == {"tokens": 95, "usdc": 1}
+
+
 def test_the_example_of_the_readme_works_as_written(product, folder: Path):
     text = (ROOT / "README.md").read_text()
     (source,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

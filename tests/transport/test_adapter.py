@@ -482,7 +482,9 @@ class Recording:
 
     def asked(self, message, sidecar):
         payload = message.payload
-        self.seen.append(("asked", message.call_id, payload.wait_kind.value, payload.operation, sidecar))
+        self.seen.append(
+            ("asked", message.call_id, payload.wait_kind.value, payload.operation, sidecar)
+        )
 
     def answered(self, call_id, request_id, payload, sidecar):
         self.seen.append(("answered", call_id, request_id, bytes(payload.result), sidecar))
