@@ -13,13 +13,20 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX
 
 .DELETE_ON_ERROR:
-.PHONY: run test lint format bench clean
+.PHONY: run test sim lint format bench clean
 
 run: $(VENV)/.installed
 	$(BIN)/python blockx.py --config config.yaml
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n auto
+
+# Simulated worlds of the dispatcher, one a seed: make sim SEEDS=1000 START=0 RANDOM_SEEDS=20
+SEEDS ?= 300
+START ?= 0
+RANDOM_SEEDS ?= 0
+sim: $(VENV)/.installed-test
+	$(BIN)/python -m tests.sim.run --seeds $(SEEDS) --start $(START) --random $(RANDOM_SEEDS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

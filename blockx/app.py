@@ -20,8 +20,10 @@ from blockx.actor.effects import OpenTask
 from blockx.actor.orchestrator import ExecutorExited, ExecutorSpawned, IoAnswered, Orchestrator
 from blockx.actor.reactor import Reactor, monotonic_ms
 from blockx.actor.watchdog import Watchdog
-from blockx.backends.scope import IoRequest
+from blockx.backends.rpc_wire import READ_METHODS
+from blockx.backends.scope import IoReply, IoRequest
 from blockx.backends.service import IoService, Statistics
+from blockx.backends.table_access import TableAccess
 from blockx.cli import EXIT_SIGINT, EXIT_SIGTERM, RunOptions, select_jobs
 from blockx.config import LoadedConfig, heartbeat_timeout_ms, stall_timeout_ms
 from blockx.dispatcher.core import DispatcherCore
@@ -32,16 +34,19 @@ from blockx.dispatcher.events import (
     TaskRemoved,
 )
 from blockx.dispatcher.model import CallSpec, TaskSpec
-from blockx.errors import UsageError
+from blockx.errors import ErrorKind, UsageError
 from blockx.executor.main import run as run_executor
 from blockx.functions.view import FunctionView
 from blockx.ipc.heartbeat import create_table_fd
 from blockx.ipc.heartbeat_table import HeartbeatTable
 from blockx.ipc.launch import ExecutorLaunch
-from blockx.ipc.messages import CallWaiting
+from blockx.ipc.messages import CallWaiting, WireError
+from blockx.jobs import dry_run
+from blockx.jobs.output_file import JobFailedError
+from blockx.jobs.records import output_files
 from blockx.jobs.report import JobProgress, RunReport, plain_table, summary_lines, table_lines
-from blockx.jobs.runner import JobPort, JobsRun, check_jobs
-from blockx.jobs.sinks import JobFailedError, all_outputs
+from blockx.jobs.run import JobsRun, check_jobs
+from blockx.jobs.runner import JobPort, JobTools, Pins
 from blockx.observability import set_up_logging
 from blockx.progress import ProgressDisplay
 from blockx.supervisor.pool import ExecutorPool, ExitReport, PoolCounts
@@ -77,13 +82,22 @@ def run(loaded: LoadedConfig, options: RunOptions) -> int:
     check_jobs(loaded, jobs, _view(loaded))
     started_s = time.monotonic()
     progress = JobProgress()
-    engine = Engine(loaded)
+    is_dry = options.choice.dry_run
+    engine = Engine(loaded, reads_only=is_dry)
     signals = _Signals(engine.wake)
     try:
         engine.start()
-        work = JobsRun(
-            loaded, jobs, partial(_view, loaded), engine, engine.run_id, progress, engine.statistics
+        tools = JobTools(
+            loaded=loaded,
+            view_factory=partial(_view, loaded),
+            dispatch=engine,
+            run_id=engine.run_id,
+            choice=options.choice,
+            statistics=engine.statistics,
+            tables=TableAccess(loaded),
         )
+        sample, chosen = dry_run.sampled(tools, jobs) if is_dry else (tools, jobs)
+        work = JobsRun(sample, chosen, progress)
         jobs_thread = _Worker("blockx-jobs", work.run, engine.wake)
         jobs_thread.start()
         display = ProgressDisplay(progress, sys.stderr, quiet=options.quiet)
@@ -101,6 +115,10 @@ def run(loaded: LoadedConfig, options: RunOptions) -> int:
     if jobs_thread.error is not None:
         raise jobs_thread.error
     exit_code: int = jobs_thread.result
+    if is_dry:
+        told = dry_run.sentences(tools, jobs, work.reports)
+        sys.stdout.write("\n".join(told) + "\n")
+        return exit_code
     report = RunReport(
         work.reports, time.monotonic() - started_s, exit_code, engine.executor_numbers()
     )
@@ -125,7 +143,7 @@ def _supervise(
             return
         while handled < signals.count:
             handled += 1
-            work.request_stop()
+            work.request_stop("SIGTERM" if signals.first == signal.SIGTERM else "SIGINT")
         progress.running = engine.running_calls()
         display.update()
 
@@ -152,7 +170,7 @@ def _print_report(loaded: LoadedConfig, report: RunReport, stream: TextIO) -> No
         f"{job.name}: {loaded.resolve(output)}"
         for job in loaded.config.jobs
         if job.name in done
-        for output in all_outputs(job)
+        for output in output_files(job).values()
     ]
     stream.write(
         "\n".join([plain_table(table_lines(report)), *summary_lines(report), *paths]) + "\n"
@@ -166,8 +184,10 @@ class Engine:
     ``start``, ``turn`` and ``stop`` on the main thread; the Dispatch methods on any thread.
     """
 
-    def __init__(self, loaded: LoadedConfig) -> None:
+    def __init__(self, loaded: LoadedConfig, *, reads_only: bool = False) -> None:
+        """``reads_only``: calls can change nothing, for a dry run."""
         self._loaded = loaded
+        self._reads_only = reads_only
         self.run_id = f"{os.getpid():x}{random.SystemRandom().getrandbits(24):06x}"
         self.failure: BaseException | None = None
         """Why the engine cannot go on: a bug of ours, or executors that cannot start."""
@@ -257,7 +277,7 @@ class Engine:
             reactor=self._reactor,
             core=core,
             adapter=adapter,
-            io=_IoRequests(self._io),
+            io=_IoRequests(self._io_for_calls()),
             watchdog=watchdog,
         )
         for launch in launches:
@@ -265,6 +285,11 @@ class Engine:
         actor = self._actor = _Worker("blockx-actor", orchestrator.run, self.wake)
         actor.start()
         self._later(lambda _grace: self._stop_actor(adapter))
+
+    def _io_for_calls(self) -> "IoService | _ReadsOnly":
+        if not self._reads_only:
+            return self._io
+        return _ReadsOnly(self._io, lambda reply: self._reactor.post(IoAnswered([reply])))
 
     def _stop_actor(self, adapter: ExecutorAdapter) -> None:
         assert self._actor is not None
@@ -337,6 +362,10 @@ class Engine:
         """Announce a task."""
         self._reactor.post(OpenTask(task, view, port))
 
+    def keep_pins(self, task_id: str, pins: Pins, on_pins: Callable[[str, Pins], None]) -> None:
+        """Begin a task with blocks that an earlier run pinned, and tell of further ones."""
+        self._io.keep_pins(task_id, pins, on_pins)
+
     def submit(self, task_id: str, batch_id: int, calls: list[CallSpec]) -> None:
         """Hand over one stream batch."""
         self._reactor.post(StreamBatchSubmitted(task_id, batch_id, calls, monotonic_ms()))
@@ -358,10 +387,34 @@ class Engine:
         return self._io.statistics(task_id)
 
 
+class _ReadsOnly:
+    """In front of the io side in a dry run: what is not known to be a read is refused."""
+
+    def __init__(self, io: IoService, answer: Callable[[IoReply], None]) -> None:
+        self.task_ended, self.cancel = io.task_ended, io.cancel
+        self._io = io
+        self._answer = answer
+
+    def submit(self, requests: list[IoRequest]) -> None:
+        """Pass reads on, answer the others."""
+        self._io.submit([request for request in requests if _is_read(request)])
+        for request in requests:
+            if not _is_read(request):
+                text = f"{request.operation}: a dry run only reads"
+                error = WireError(kind=ErrorKind.IO_ERROR, message=text)
+                self._answer(IoReply(request, error=error))
+
+
+def _is_read(request: IoRequest) -> bool:
+    if request.backend == "rpc":
+        return request.operation in READ_METHODS
+    return request.backend == "blockdb" and not request.write
+
+
 class _IoRequests:
     """Turns frames of waiting calls into requests of the io side."""
 
-    def __init__(self, io: IoService) -> None:
+    def __init__(self, io: "IoService | _ReadsOnly") -> None:
         self._io = io
         self.task_ended = io.task_ended
 

@@ -10,12 +10,13 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from blockx import cli_table
 from blockx.config import JobConfig, LoadedConfig, describe, load_config
 from blockx.errors import UsageError
+from blockx.jobs.choice import Choice, Where
 
 EXIT_OK = 0
 """All calls are ok."""
@@ -39,8 +40,8 @@ class RunOptions:
 
     jobs: tuple[str, ...] = ()
     """Names of the jobs to run, in the order of the configuration. Empty: all."""
-    fresh: bool = False
-    """Begin anew, whatever an earlier run left."""
+    choice: Choice = field(default_factory=Choice)
+    """Which calls run."""
     quiet: bool = False
     """No progress and no table; messages only."""
 
@@ -94,8 +95,48 @@ def _command(arguments: list[str]) -> int:
 
     select_jobs(loaded, options.job)
     return app.run(
-        loaded, RunOptions(jobs=tuple(options.job), fresh=options.fresh, quiet=options.quiet)
+        loaded,
+        RunOptions(jobs=tuple(options.job), choice=_choice(options), quiet=options.quiet),
     )
+
+
+def _choice(options: argparse.Namespace) -> Choice:
+    """Which calls run. Raises UsageError: flags that exclude each other."""
+    if options.fresh and (options.resume_anyway or options.retry_failed or options.only_failed):
+        raise UsageError(
+            "--fresh begins anew: it goes with none of --resume-anyway, --retry-failed and --only-failed"
+        )
+    return Choice(
+        fresh=options.fresh,
+        resume_anyway=options.resume_anyway,
+        retry_failed=options.retry_failed,
+        only_failed=options.only_failed,
+        where=None if options.where is None else Where(options.where),
+        limit=options.limit,
+        dry_run=options.dry_run,
+    )
+
+
+def _add_choice(parser: argparse.ArgumentParser) -> None:
+    """Flags of which calls run; all of them may be combined with --job."""
+    for flag, text in (
+        ("--fresh", "begin anew, whatever an earlier run left"),
+        ("--resume-anyway", "resume although a function or the call list has changed"),
+        ("--retry-failed", "run failed calls again, and merge them into the results"),
+        ("--only-failed", "run failed calls again, and nothing else"),
+        ("--dry-run", "run a few calls without writing anything, and tell what a run would do"),
+    ):
+        parser.add_argument(flag, action="store_true", help=text)
+    parser.add_argument(
+        "--where", metavar="EXPR", help='only such calls: index<100, status==failed, function=="f"'
+    )
+    parser.add_argument("--limit", type=_limit, default=0, metavar="N", help="run at most N calls")
+
+
+def _limit(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
+    return int(text)
 
 
 def _with_verb(arguments: list[str]) -> list[str]:
@@ -136,9 +177,7 @@ def _parser() -> argparse.ArgumentParser:
             help="only this job; may be repeated",
         )
         sub.add_argument("--check", action="store_true", help="the same as the verb check")
-        sub.add_argument(
-            "--fresh", action="store_true", help="begin anew, whatever an earlier run left"
-        )
+        _add_choice(sub)
         sub.add_argument("--quiet", action="store_true", help="no progress and no table")
     cli_table.add_parser(verbs)
     return parser
@@ -147,7 +186,7 @@ def _parser() -> argparse.ArgumentParser:
 def _check(loaded: LoadedConfig, names: Sequence[str]) -> int:
     """Everything that can be known without running anything."""
     from blockx.functions.view import FunctionView
-    from blockx.jobs.runner import check_jobs
+    from blockx.jobs.run import check_jobs
 
     view = FunctionView(loaded.resolve(loaded.config.functions.path))
     mistakes = [f"{function_id}: {error}" for function_id, error in view.check_all()]

@@ -81,9 +81,10 @@ class DispatcherConfig(_Section, frozen=True, kw_only=True):
     """How deep functions may call each other. 0: not at all."""
     base_backoff_ms: Millis = 10
     """First pause before a charged retry; doubles each time, with up to 5 % jitter."""
-    instance_fairness: Literal["off", "calls"] = "off"
-    """Max-min fairness between instances, counted in calls. Environment:
-    DISPATCH_INSTANCE_FAIRNESS."""
+    instance_fairness: Literal["off", "calls", "cost"] = "off"
+    """Max-min fairness between instances, by weight. calls: places, root calls in flight. cost: CPU
+    + IO time of their calls; for instances whose calls differ in length. The variable also takes
+    false (off) and true (calls). Environment: DISPATCH_INSTANCE_FAIRNESS."""
     instance_fairness_quantum: Annotated[int, Meta(ge=0, le=1_024)] = 0
     """Consecutive calls served to one instance; 0 and 1: choose anew for each. Environment:
     DISPATCH_INSTANCE_FAIRNESS_QUANTUM."""
@@ -178,26 +179,38 @@ class JobConfig(_Section, frozen=True, kw_only=True):
     """Unique in the file; call ids are ``{name}/{index}``."""
     function: str = ""
     """Default function of the list."""
-    calls: str | list[Any]
-    """A JSONL file, one call a line, or the calls themselves."""
+    calls: str | list[Any] | dict[str, Any]
+    """A file, one call a line (.jsonl) or row (.csv); the calls themselves; or keys that say what they
+    are made of: csv, range, product, sqlite, table (see the README)."""
     results: str = ""
     """One record a call, in list order (JSONL). Empty: not kept."""
     output: str = ""
-    """The rows alone (.jsonl). Empty: not kept."""
+    """The rows alone: .jsonl, .csv, .sqlite, .parquet, or table:NAME. Empty: not kept."""
+    schema: dict[str, Literal["int64", "uint256", "int256", "double", "bool", "text", "json"]] = {}
+    """Columns of output and their kinds, in order. Empty: inferred from the first 1,000 rows."""
     failures: str = ""
     """Failed calls, in a form that ``calls`` takes. Empty: not kept."""
     instance: str = ""
     """Fairness group. Empty: the job's name."""
     weight: Annotated[int, Meta(ge=1, le=1_000)] = 1
     """Share of its instance under fair admission."""
-    failure_policy: Literal["continue", "fail_fast"] = "continue"
-    """fail_fast: the first failed call stops the job."""
+    failure_policy: Literal["continue", "fail_fast", "stop_above_ratio"] = "continue"
+    """fail_fast: the first failed call stops the job; stop_above_ratio: more than a share of them
+    does. Running calls end, no further one starts."""
+    failure_ratio_max: Annotated[float, Meta(ge=0, le=1)] = 0.2
+    """stop_above_ratio: the share of failed among ended calls above which the job stops."""
+    failure_calls_min: Positive = 100
+    """stop_above_ratio: calls that must have ended before the share is looked at."""
     max_attempts: Annotated[int, Meta(ge=0, le=100)] = 0
     """Charged attempts of one call. 0: worker.default_max_attempts."""
     call_deadline_ms: Millis | None = None
     """Overrides dispatcher.call_deadline_ms. 0: no limit."""
     deadline_ms: Millis = 0
-    """Wall time of the whole job. 0: no limit."""
+    """Wall time of the whole job, of each run of it. 0: no limit."""
+    max_inflight: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    """Root calls of the job in flight at once. 0: dispatcher.task_max_inflight_calls alone limits it."""
+    after: list[str] | None = None
+    """Jobs whose end it waits for. Not given: all before it, or with parallel none."""
 
 
 class RunConfig(_Section, frozen=True, kw_only=True):
@@ -207,6 +220,8 @@ class RunConfig(_Section, frozen=True, kw_only=True):
     """Time for running calls to end after SIGINT or SIGTERM."""
     io_wait_max_ms: Millis = 60_000
     """Longest a read is retried while its call waits."""
+    journal: bool = True
+    """Keep a journal of finished calls beside the outputs, so that a stopped job resumes."""
     reorder_memory_bytes: Bytes = 64 * 1024 * 1024
     """Finished results held for list order; more goes to a temporary file beside the outputs."""
 
@@ -232,6 +247,8 @@ class Config(_Section, frozen=True, kw_only=True):
     log: LogConfig = LogConfig()
     report: str = ""
     """JSON report of the run. Empty: printed only."""
+    parallel: bool = False
+    """Jobs run side by side; those with after wait for the jobs that they name."""
 
 
 class LoadedConfig(msgspec.Struct, frozen=True):
@@ -245,6 +262,19 @@ class LoadedConfig(msgspec.Struct, frozen=True):
     def resolve(self, path: str) -> Path:
         """An absolute path for one of the configuration."""
         return self.folder / path
+
+
+def waits_for(config: Config) -> dict[str, set[str]]:
+    """Job -> jobs whose end it waits for."""
+    before: set[str] = set()
+    waits: dict[str, set[str]] = {}
+    for job in config.jobs:
+        if job.after is not None:
+            waits[job.name] = set(job.after)
+        else:
+            waits[job.name] = set() if config.parallel else set(before)
+        before.add(job.name)
+    return waits
 
 
 def stall_timeout_ms(dispatcher: DispatcherConfig) -> int:
@@ -295,7 +325,6 @@ _OLD_SPELLINGS = {
         "1": "calls",
     },
 }
-_OUTPUT_SUFFIXES = (".jsonl",)
 
 
 def load_config(path: Path, environ: Mapping[str, str]) -> LoadedConfig:
@@ -542,6 +571,7 @@ def _cross_checks(loaded: LoadedConfig, document: "Document") -> Iterator[str]:
     yield from _check_limits(loaded.config, document)
     yield from _check_backends(loaded.config, document)
     yield from _check_names(loaded.config, document)
+    yield from _check_order(loaded.config, document)
     yield from _check_files(loaded, document)
 
 
@@ -614,6 +644,27 @@ def _check_names(config: Config, document: "Document") -> Iterator[str]:
             yield f"{document.at(path)}: jobs[{first[job.name]}] has the name {job.name!r} too; names must differ"
 
 
+def _check_order(config: Config, document: "Document") -> Iterator[str]:
+    """``after`` names jobs, and no job waits for itself, directly or through others."""
+    names = {job.name for job in config.jobs}
+    waits = waits_for(config)
+    for index, job in enumerate(config.jobs):
+        path: KeyPath = ("jobs", index, "after")
+        for name in job.after or ():
+            if name not in names:
+                near = difflib.get_close_matches(name, names, 1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                yield f"{document.at(path)}: {_dotted(path)}: there is no job {name!r}{hint}"
+        seen: set[str] = set()
+        todo = [job.name]
+        while todo:
+            for name in waits.get(todo.pop(), set()) - seen:
+                seen.add(name)
+                todo.append(name)
+        if job.name in seen and job.after is not None:
+            yield f"{document.at(path)}: {_dotted(path)}: {job.name} would wait for itself"
+
+
 def _check_files(loaded: LoadedConfig, document: "Document") -> Iterator[str]:
     """No file is written twice; none is written that is read, but by a later job."""
     config = loaded.config
@@ -641,9 +692,8 @@ def _check_outputs(
         path: KeyPath = ("jobs", index, key)
         if not name:
             continue
-        if key == "output" and not name.endswith(_OUTPUT_SUFFIXES):
-            yield f"{document.at(path)}: {_dotted(path)}: {name}: the suffix must be {' or '.join(_OUTPUT_SUFFIXES)}"
-        yield from _check_output(loaded, path, name, taken, document)
+        if re.match(r"[a-z_]+:", name) is None:  # table:NAME is no file
+            yield from _check_output(loaded, path, name, taken, document)
 
 
 def _check_output(

@@ -34,6 +34,7 @@ class ProgressDisplay:
 
     def update(self) -> None:
         """Show what is new. Cheap; never fails."""
+        self._progress.gather()
         try:
             self._show_notices()
             if self._bar is not None:

@@ -9,6 +9,7 @@ import pytest
 from blockx import cli
 from blockx.config import load_config
 from blockx.errors import UsageError
+from blockx.jobs.choice import Choice
 
 ROOT = Path(__file__).parents[1]
 CONFIG = """\
@@ -45,7 +46,11 @@ def runs(monkeypatch):
     [
         ([], {}),
         (["run"], {}),
-        (["--fresh", "--quiet"], {"fresh": True, "quiet": True}),
+        (["--fresh", "--quiet"], {"choice": Choice(fresh=True), "quiet": True}),
+        (
+            ["--retry-failed", "--limit", "7", "--resume-anyway"],
+            {"choice": Choice(retry_failed=True, limit=7, resume_anyway=True)},
+        ),
         (["run", "--job", "b", "--job", "a"], {"jobs": ("b", "a")}),
     ],
 )
@@ -144,7 +149,8 @@ def test_check_tells_all_mistakes_at_once(config, capsys):
     err = capsys.readouterr().err.splitlines()
     assert len(err) == 3
     assert err[0].startswith("blockx: broken: ")
-    assert err[1].startswith("job a: the call list ")
+    assert err[1].startswith("job a: ")
+    assert "the call list cannot be opened" in err[1]
     assert err[2] == "job b: no function 'g'"
 
 

@@ -51,7 +51,7 @@ def test_values_keep_what_was_written(tmp_path):
         (
             "run: {x: 1}",
             "c.yaml:1:7: unknown key run.x;"
-            " known keys: grace_ms, io_wait_max_ms, reorder_memory_bytes",
+            " known keys: grace_ms, io_wait_max_ms, journal, reorder_memory_bytes",
         ),
         (
             "worker: {executor_count: 0}",
@@ -170,8 +170,12 @@ def test_a_value_of_the_wrong_shape_is_refused(tmp_path, text, message):
             "c.yaml:3:12: jobs[0] has the name 'j' too; names must differ",
         ),
         (
-            f"jobs: [{job(', output: o.xls')}]",
-            "c.yaml:1:55: jobs[0].output: o.xls: the suffix must be .jsonl",
+            f"jobs: [{job(', after: [x]')}]",
+            "c.yaml:1:54: jobs[0].after: there is no job 'x'",
+        ),
+        (
+            f"jobs: [{job(', after: [j]')}]",
+            "c.yaml:1:54: jobs[0].after: j would wait for itself",
         ),
         (
             f"jobs: [{job(', results: o.jsonl, output: ./o.jsonl')}]",

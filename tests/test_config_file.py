@@ -89,6 +89,7 @@ def test_what_the_main_job_does_not_need_has_its_default(tree):
         output=job.output,
         failures=job.failures,
         call_deadline_ms=5_000,
+        after=[],
     )
 
 

@@ -38,6 +38,9 @@ class JobPort(Protocol):
     def deliver(self, commands: Sequence[c.JobCommand]) -> None:
         """Results, credits and the end, in order."""
 
+    def reached(self, function_id: str, digest: str) -> None:
+        """A call of the task is about to use a function for the first time; digest "": there is none."""
+
 
 class Timers(Protocol):
     """What effects need of the reactor."""

@@ -38,6 +38,10 @@ class Tick:
     """The watchdog's timer fired."""
 
 
+class DispatchOn:
+    """Posted to ourselves: the last turn left calls that can be admitted."""
+
+
 @dataclass(slots=True)
 class ExecutorSpawned:
     """The supervisor started a process for a slot."""
@@ -140,7 +144,10 @@ class Orchestrator:
         adapter: ExecutorAdapter,
         io: IoPort,
         watchdog: Watchdog,
+        now_ms: Callable[[], int] = monotonic_ms,
     ) -> None:
+        """``now_ms``: the reactor's own clock."""
+        self._now_ms = now_ms
         self._reactor = reactor
         self._core = core
         self._adapter = adapter
@@ -160,6 +167,7 @@ class Orchestrator:
             ),
             IoAnswered: self._on_io_answered,
             Tick: self._on_tick,
+            DispatchOn: lambda _item: None,  # the turn's epilogue does it
         }
         self.gauges: dict[str, tuple[int, int, int]] = {}
         """Ready, running and waiting calls by task; replaced as a whole, readable from any thread."""
@@ -181,20 +189,20 @@ class Orchestrator:
 
     def _open_task(self, item: OpenTask) -> None:
         self._tasks[item.task.task_id] = _TaskEntry(item.view, item.port, {})
-        self.handle(StreamOpened(item.task, monotonic_ms()))
+        self.handle(StreamOpened(item.task, self._now_ms()))
 
     def _on_tick(self, _tick: Tick) -> None:
         self._reactor.call_later(TICK_MS, Tick())
         self._watchdog.tick()
-        self._refresh_snapshots(monotonic_ms())
-        self._perform(self._core.tick(monotonic_ms()))
+        self._refresh_snapshots(self._now_ms())
+        self._perform(self._core.tick(self._now_ms()))
         self.gauges = {task_id: self._core.gauges(task_id) for task_id in self._tasks}
 
     def handle(self, event: Event) -> None:
         """Apply an event to the core and perform what it orders."""
         if type(event) is ExecutorLost:
             # First the truth about the executors, then the failures: or calls would go back to it.
-            self._refresh_snapshots(monotonic_ms())
+            self._refresh_snapshots(self._now_ms())
             logger.bind(
                 executor_id=event.executor_id, why=event.detail, kind=str(event.kind)
             ).warning("executor lost")
@@ -248,7 +256,7 @@ class Orchestrator:
                 args=args,
                 key=key,
                 granted_budget_ms=payload.granted_budget_ms,
-                now_ms=monotonic_ms(),
+                now_ms=self._now_ms(),
             )
         )
 
@@ -262,6 +270,9 @@ class Orchestrator:
         known = task.functions.get(function_id)
         if known is None:
             known = task.functions[function_id] = _resolve_in(task.view, function_id)
+            pinned = task.view.get(function_id)
+            # Before anything that comes of it: the job notes what its results depend on.
+            task.port.reached(function_id, "" if pinned is None else pinned.digest)
         return known
 
     def _on_io_answered(self, item: IoAnswered) -> None:
@@ -287,22 +298,35 @@ class Orchestrator:
     # ---- the end of a turn ---------------------------------------------------------------------
 
     def _epilogue(self) -> None:
-        now_ms = monotonic_ms()
+        now_ms = self._now_ms()
         if now_ms - self._snapshot_ms >= SNAPSHOT_INTERVAL_MS:
             self._refresh_snapshots(now_ms)
         self._settle(now_ms)
+        # Before the ends of tasks: the io side must not meet a request of a task that it has forgotten.
+        self._hand_over_requests()
         self._deliver()
-        if self._io_waiting:
-            waiting, self._io_waiting = self._io_waiting, []
-            self._io.submit_waiting(waiting)
-        if self._io_cancelled:
-            cancelled, self._io_cancelled = self._io_cancelled, []
+
+    def _hand_over_requests(self) -> None:
+        """Requests of this turn to the io side, without those whose attempt has ended in it.
+
+        Cancelling them afterwards would not do: a write may be started before the order to start
+        nothing more for its call arrives.
+        """
+        waiting, self._io_waiting = self._io_waiting, []
+        cancelled, self._io_cancelled = self._io_cancelled, []
+        if cancelled:
+            ended = set(cancelled)
+            waiting = [entry for entry in waiting if entry[1].call_id not in ended]
             self._io.cancel(cancelled)
+        if waiting:
+            self._io.submit_waiting(waiting)
 
     def _settle(self, now_ms: int) -> None:
         """Dispatch, converge and send until nothing moves: each may make work for the others.
 
         A task that finishes frees its slot in ``flush``; an acknowledgement of a sent frame is an event.
+        A long run of cached calls is cut by the core: the rest is done in the next turn, so that what
+        has been answered is delivered, and sockets and timers get their turn in between.
         """
         core, adapter = self._core, self._adapter
         while True:
@@ -312,7 +336,10 @@ class Orchestrator:
             self._perform(converged)
             if adapter.has_unsent:
                 adapter.flush()
-            elif not (admitted or converged):
+            elif not (admitted or converged or core.has_more):
+                return
+            if core.has_more:
+                self._reactor.post(DispatchOn())
                 return
 
     def _deliver(self) -> None:

@@ -6,7 +6,7 @@ death the process itself is looked at: a C call that holds the GIL silences the 
 that is "wedged", with its own limit.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from blockx.dispatcher.model import ExecutorSnapshot
@@ -52,9 +52,18 @@ class Watchdog:
     """Looks at every attached executor; see the module's law."""
 
     def __init__(
-        self, adapter: WatchedExecutors, *, stall_timeout_ms: int, heartbeat_timeout_ms: int
+        self,
+        adapter: WatchedExecutors,
+        *,
+        stall_timeout_ms: int,
+        heartbeat_timeout_ms: int,
+        process_cpu_ms: Callable[[int], int] | None = None,
     ) -> None:
-        """``stall_timeout_ms`` 0: no wedge kill. ``heartbeat_timeout_ms``: silence that counts as lost."""
+        """``stall_timeout_ms`` 0: no wedge kill. ``heartbeat_timeout_ms``: silence that counts as lost.
+
+        ``process_cpu_ms``: how much CPU time a process has used; by default what /proc says.
+        """
+        self._process_cpu_ms = process_cpu_ms or _process_cpu_ms
         self._adapter = adapter
         self._stall_timeout_ms = stall_timeout_ms
         self._heartbeat_timeout_ms = heartbeat_timeout_ms
@@ -99,7 +108,7 @@ class Watchdog:
 
     def _is_computing(self, executor: WatchedExecutor) -> bool:
         """Whether its process used CPU since the last look: then it is alive, however silent."""
-        cpu_ms = _process_cpu_ms(executor.pid)
+        cpu_ms = self._process_cpu_ms(executor.pid)
         pid, before_ms = self._cpu_ms.get(executor.executor_id, (0, 0))
         self._cpu_ms[executor.executor_id] = (executor.pid, cpu_ms)
         return pid != executor.pid or cpu_ms > before_ms

@@ -17,8 +17,9 @@ Nothing is asked of a node before the first read.
 import asyncio
 import heapq
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,7 +27,7 @@ import msgspec
 
 from blockx.backends.replies import ReadFailedError, named
 from blockx.backends.rpc_node import Counters, NodeLink, Question
-from blockx.backends.rpc_pins import BlockRef, OwnAnswer, TaskPins
+from blockx.backends.rpc_pins import BlockRef, OnPins, OwnAnswer, TaskPins
 from blockx.backends.rpc_wire import (
     NULL,
     READ_METHODS,
@@ -77,6 +78,10 @@ class _SharedQuestion(Question):
     """Where the answer is kept; None: nowhere."""
 
 
+ChainPins = Callable[[str, dict[str, Any]], None]
+"""Takes a chain and new pins of it."""
+
+
 class _Cache:
     """Answers of one task by body, bounded in bytes."""
 
@@ -108,11 +113,11 @@ class _ChainTask:
 
     __slots__ = ("cache", "counters", "pins")
 
-    def __init__(self, chain: "_Chain", counters: Counters) -> None:
+    def __init__(self, chain: "_Chain", counters: Counters, on_pins: OnPins | None) -> None:
         self.counters = counters
         cache_bytes = chain.config.read_cache_bytes
         self.cache = _Cache(cache_bytes) if cache_bytes else None
-        self.pins = TaskPins(chain.name, self._ask_own(chain))
+        self.pins = TaskPins(chain.name, self._ask_own(chain), on_pins)
 
     def _ask_own(self, chain: "_Chain") -> Any:
         def ask(method: str, params: bytes, what: str, answer: OwnAnswer) -> None:
@@ -156,6 +161,7 @@ class RpcBackend:
             link = NodeLink(name, config, io_wait_max_ms / 1_000, self._on_sent)
             self._chains[name] = _Chain(name, config, link)
         self._counters: dict[str, dict[str, Counters]] = {}
+        self._kept_pins: dict[str, tuple[Mapping[str, Any], ChainPins]] = {}
         self._by_call: dict[str, _Reader] = {}
         self._deadlines: list[tuple[float, int, _Reader]] = []
         self._deadline_seq = 0
@@ -203,6 +209,12 @@ class RpcBackend:
         """Release pins and cache; the counters stay for the report."""
         for chain in self._chains.values():
             chain.tasks.pop(task_id, None)
+        self._kept_pins.pop(task_id, None)
+
+    def keep_pins(self, task_id: str, pins: Mapping[str, Any], on_pins: ChainPins) -> None:
+        """Before the task's first read: begin with these pins, by chain, and tell of further ones as
+        (chain, pins), each before the read that asked for it goes on."""
+        self._kept_pins[task_id] = (pins, on_pins)
 
     def statistics(self, task_id: str) -> dict[str, dict[str, int]]:
         """The counters of each chain; zeros for one that the task did not ask."""
@@ -242,7 +254,16 @@ class RpcBackend:
             while len(self._counters) > TASKS_COUNTED_MAX:
                 del self._counters[next(iter(self._counters))]
             counters = by_chain.setdefault(chain.name, Counters())
-            task = chain.tasks[task_id] = _ChainTask(chain, counters)
+            task = chain.tasks[task_id] = self._begin_task(chain, task_id, counters)
+        return task
+
+    def _begin_task(self, chain: _Chain, task_id: str, counters: Counters) -> _ChainTask:
+        kept = self._kept_pins.get(task_id)
+        if kept is None:
+            return _ChainTask(chain, counters, None)
+        pins, on_pins = kept
+        task = _ChainTask(chain, counters, partial(on_pins, chain.name))
+        task.pins.restore(pins.get(chain.name, {}))
         return task
 
     def _ask_plain(self, chain: _Chain, reader: _Reader, params: Params) -> None:

@@ -8,8 +8,8 @@ may be there at the next read.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -36,6 +36,8 @@ class BlockRef(NamedTuple):
 
 Resolved = Callable[[BlockRef | WireError], None]
 OwnAnswer = Callable[[bytes | None, WireError | None], None]
+OnPins = Callable[[dict[str, Any]], None]
+"""Takes new pins as plain JSON values; ``TaskPins.restore`` takes the sum of them."""
 AskOwn = Callable[[str, bytes, str, OwnAnswer], None]
 """Ask one of our own questions: method, parameters, what it is (for messages), where the answer goes."""
 
@@ -62,11 +64,13 @@ _GIVEN_UP = (ErrorKind.UNAVAILABLE, ErrorKind.THROTTLED)
 class TaskPins:
     """The blocks of one task on one chain."""
 
-    __slots__ = ("_ask", "_chain", "_finalised", "_hashes", "_latest", "_waiting")
+    __slots__ = ("_ask", "_chain", "_finalised", "_hashes", "_latest", "_on_pins", "_waiting")
 
-    def __init__(self, chain: str, ask: AskOwn) -> None:
+    def __init__(self, chain: str, ask: AskOwn, on_pins: OnPins | None = None) -> None:
+        """``on_pins``: told of each block that is pinned, before the read that asked for it goes on."""
         self._chain = chain
         self._ask = ask
+        self._on_pins = on_pins
         self._finalised: int | None = None  # None: not asked yet; -1: the node knows none
         self._latest: BlockRef | None = None
         self._hashes: OrderedDict[int, BlockRef] = OrderedDict()
@@ -83,6 +87,15 @@ class TaskPins:
         else:
             text = f"a block is a height, a hash of 32 bytes or 'latest', not {block[:80]!r}"
             then(WireError(kind=ErrorKind.IO_ERROR, message=text))
+
+    def restore(self, pins: Mapping[str, Any]) -> None:
+        """Begin with what an earlier run of the task pinned; a height is a key as text."""
+        for block, known in pins.items():
+            if block == "finalized":
+                self._finalised = int(known)
+                continue
+            ref = BlockRef(int(known[0]), str(known[1]), known=True, name=str(known[0]))
+            self._keep(block if block == "latest" else ref.number, ref)
 
     # ---- heights ---------------------------------------------------------------------------------
 
@@ -159,8 +172,10 @@ class TaskPins:
         """Remember what was learnt and go on with those who wait for it."""
         if isinstance(known, BlockRef):
             self._remember(block, known)
+            self._tell(block, known)
         elif block == "finalized" and known.kind not in _GIVEN_UP:
             self._finalised = -1
+            self._tell(block, None)
         for then in self._waiting.pop(block):
             then(known)
 
@@ -181,11 +196,22 @@ class TaskPins:
             return WireError(kind=ErrorKind.MALFORMED, message=text)
         return BlockRef(height, header.hash, known=True, name=str(height))
 
+    def _tell(self, block: int | str, header: BlockRef | None) -> None:
+        if self._on_pins is None:
+            return
+        if block == "finalized":
+            self._on_pins({"finalized": -1 if header is None else header.number})
+        elif header is not None:
+            self._on_pins({str(block): [header.number, header.hash]})
+
     def _remember(self, block: int | str, header: BlockRef) -> None:
-        assert header.number is not None, "a header has a number"
         if block == "finalized":
             self._finalised = header.number
             return
+        self._keep(block, header)
+
+    def _keep(self, block: int | str | None, header: BlockRef) -> None:
+        assert header.number is not None, "a header has a number"
         if block == "latest":
             self._latest = header
         # The height of `latest` and the task's own reads of that height are one block.

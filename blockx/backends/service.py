@@ -92,6 +92,18 @@ class IoService:
         """Release what was pinned and cached for the task; its statistics stay readable."""
         self._post(lambda: self._task_ended(task_id))
 
+    def keep_pins(
+        self,
+        task_id: str,
+        pins: Mapping[str, Any],
+        on_pins: Callable[[str, Mapping[str, Any]], None],
+    ) -> None:
+        """Before a task's first request: begin with these pinned blocks, by chain, and tell of further
+        ones. ``on_pins``: on the io thread, before the read that asked for the block goes on."""
+        rpc = (self._backends or {}).get("rpc")
+        if isinstance(rpc, RpcBackend):
+            self._post(lambda: rpc.keep_pins(task_id, pins, on_pins))
+
     def statistics(self, task_id: str) -> Statistics:
         """Numbers of one task so far, by backend."""
         return {

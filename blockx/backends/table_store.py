@@ -17,6 +17,7 @@ import math
 import re
 import sqlite3
 from collections.abc import Iterable
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -110,7 +111,21 @@ def open_for_writing(path: Path, busy_ms: int) -> sqlite3.Connection:
 
 
 def open_for_reading(path: Path, busy_ms: int) -> sqlite3.Connection:
-    """Open an existing store; the connection can change nothing. Raises as ``open_for_writing``."""
+    """Open an existing store; the connection can change nothing. Raises as ``open_for_writing``.
+
+    What a killed process left half done is taken back first; a read-only connection could not do that.
+    """
+    try:
+        return _open_for_reading(path, busy_ms)
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
+            raise
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    return _open_for_reading(path, busy_ms)
+
+
+def _open_for_reading(path: Path, busy_ms: int) -> sqlite3.Connection:
     db = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=ro",
         uri=True,

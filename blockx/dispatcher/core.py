@@ -30,6 +30,7 @@ from blockx.dispatcher.events import (
     AttemptFailed,
     BindFailed,
     CallBound,
+    CallCancelled,
     CallResumed,
     CallsSubmitted,
     CallSuspended,
@@ -68,6 +69,9 @@ READY, RUNNING, WAITING, DONE = (
     CallState.DONE,
 )
 
+ADMISSIONS_MAX = 1_024
+"""Admissions of one ``dispatch``: 3 to 6 ms of work. Full: it sets ``has_more`` and returns, so that a
+long run of cached calls holds up neither sockets nor timers."""
 SUSPICION_MAX = 2
 """Executors that died under a call; from here on its last permitted attempt runs alone."""
 
@@ -79,7 +83,7 @@ class DispatcherCore:
     ``task_slots``: tasks that take part at once; further ones wait.
     """
 
-    __slots__ = ("_handlers", "state")
+    __slots__ = ("_handlers", "has_more", "state")
 
     def __init__(
         self,
@@ -95,6 +99,8 @@ class DispatcherCore:
             views=ExecutorViews(config, stall_timeout_ms, rng),
             turns=TurnOrder(config, task_slots),
         )
+        self.has_more = False
+        """The last ``dispatch`` stopped at ``ADMISSIONS_MAX``: ask again in the next turn of the loop."""
         self._handlers: dict[type, Callable[[Any], None]] = {
             CallsSubmitted: self._on_calls_submitted,
             StreamOpened: self._on_stream_opened,
@@ -111,6 +117,7 @@ class DispatcherCore:
             ExecutorLost: self._on_executor_lost,
             RetryDue: self._on_retry_due,
             TaskCancelled: self._on_task_cancelled,
+            CallCancelled: self._on_call_cancelled,
             TaskRemoved: self._on_task_removed,
         }
 
@@ -125,17 +132,21 @@ class DispatcherCore:
         return state.take()
 
     def dispatch(self, now_ms: int) -> list[Command]:
-        """Admit calls as far as executors, windows and slots allow. Stops at the first full house."""
+        """Admit calls as far as executors, windows and slots allow; at most ``ADMISSIONS_MAX``."""
         state = self.state
         if 0 < state.first_deadline_ms <= now_ms:
             self._stop_overdue(now_ms)
         if state.quarantine or state.views.reserved is not None:
             self._place_quarantined()
         turns = state.turns
-        task = turns.next_task()
-        while task is not None and self._admit_next(task):
-            turns.end_turn(task)
+        self.has_more = False
+        for _ in range(ADMISSIONS_MAX):
             task = turns.next_task()
+            if task is None or not self._admit_next(task):
+                break
+            turns.end_turn(task)
+        else:
+            self.has_more = True
         return state.take()
 
     def flush(self) -> list[Command]:
@@ -316,7 +327,9 @@ class DispatcherCore:
         if call.task.inflight >= state.config.task_max_inflight_calls:
             return
         view = views.reserve()
-        if view is None or view.calls or not view.fit or view.refused or view.draining:
+        if view is None or view.calls or view.draining or view.residue:
+            return  # it is not empty yet
+        if not view.fit or view.refused:
             return
         queue.popleft()
         transitions.bind(state, call, view, "")
@@ -419,7 +432,7 @@ class DispatcherCore:
         call = state.attempt(event.call_id, event.attempt_seq, "stale_attempt_completed")
         if call is None:
             return
-        outcomes.account_attempt(call, event)
+        outcomes.account_attempt(state, call, event)
         outcomes.end_attempt(state, call, DONE, "completed")
         call.task.cache.put(call.key, event.output)
         outcomes.settle(state, call, event.output, None)
@@ -429,7 +442,7 @@ class DispatcherCore:
         call = state.attempt(event.call_id, event.attempt_seq, "stale_attempt_failed")
         if call is None:
             return
-        outcomes.account_attempt(call, event)
+        outcomes.account_attempt(state, call, event)
         view = call.view
         outcomes.end_attempt(state, call, READY, "attempt failed")
         if event.error.kind is ErrorKind.EXECUTOR_CAPACITY_EXHAUSTED:
@@ -487,6 +500,7 @@ class DispatcherCore:
         roots = [call for call in bound if call.parent is None]
         roots.sort(key=_newest_first)
         for root in roots:
+            state.turns.charge_estimate(root.task)
             outcomes.end_attempt(state, root, READY, "executor lost", abort=False)
         for root in roots:
             if root is not blamed:
@@ -518,6 +532,29 @@ class DispatcherCore:
             self.state.count("stale_task_cancelled")
             return
         self._cancel(task, abort=not event.drain)
+
+    def _on_call_cancelled(self, event: CallCancelled) -> None:
+        """End one call at once, in flight or waiting; who followed it is led by the next one."""
+        state = self.state
+        call = state.calls.get(event.call_id)
+        if call is None:
+            state.count("stale_call_cancelled")
+            return
+        error = CallError(ErrorKind.CANCELLED, "the call was cancelled")
+        if call.view is not None:
+            outcomes.abort_attempt(state, call, error.kind.value)
+            outcomes.settle(state, call, None, error)
+            return
+        waits_elsewhere = (
+            call.parent is not None
+            or call.backing_off
+            or call.quarantined
+            or singleflight.leader_of(call) is not None
+        )
+        if not waits_elsewhere:
+            call.task.ready.remove(call)
+        outcomes.leave_ready(state, call)
+        outcomes.finish_ready(state, call, None, error, "cancelled")
 
     def _on_task_removed(self, event: TaskRemoved) -> None:
         """Forget a task; one that has not ended is cancelled at once and forgotten when it has."""

@@ -184,6 +184,14 @@ class TaskCancelled:
 
 
 @dataclass(slots=True)
+class CallCancelled:
+    """Stop one call, a root call or a sub-call, wherever it is; the rest of its task goes on."""
+
+    call_id: str
+    now_ms: int
+
+
+@dataclass(slots=True)
 class TaskRemoved:
     """Forget a task that has ended (spec: RemoveTask)."""
 
@@ -206,5 +214,6 @@ Event = (
     | ExecutorLost
     | RetryDue
     | TaskCancelled
+    | CallCancelled
     | TaskRemoved
 )

@@ -40,6 +40,11 @@ def views_and_calls_agree(state: CoreState) -> None:
         assert view.load >= 0, view.executor_id
 
 
+def ranks_of_untouched_views_are_current(state: CoreState) -> None:
+    for view in state.views.by_id.values():
+        assert view.touched or view.rank == state.views.rank(view), view.executor_id
+
+
 def tasks_and_calls_agree(state: CoreState) -> None:
     roots = {c.call_id: c for c in state.calls.values() if c.parent is None}
     live = {c.call_id: c for t in state.tasks.values() for c in t.live.values()}
@@ -210,6 +215,7 @@ CHECKS = (
     a_call_is_bound_exactly_if_running_or_waiting,
     no_finished_call_stays_in_memory,
     views_and_calls_agree,
+    ranks_of_untouched_views_are_current,
     tasks_and_calls_agree,
     instances_count_the_calls_of_their_tasks,
     no_task_is_over_its_window,

@@ -22,6 +22,9 @@ class CallState(enum.Enum):
     WAITING = "WAITING"
     DONE = "DONE"
 
+    # Members are singletons; the hash of Enum is a Python function, and every transition looks one up.
+    __hash__ = object.__hash__
+
 
 class Via(enum.Enum):
     """How a call came to its outcome; each call of a report is in exactly one of these."""
@@ -40,7 +43,11 @@ class FailurePolicy(enum.Enum):
     """What the final failure of a root call means for its task."""
 
     CONTINUE = "continue"
+    """Nothing."""
     FAIL_FAST = "fail_fast"
+    """The task stops: running calls end, no further one starts."""
+    STOP_ABOVE_RATIO = "stop_above_ratio"
+    """The same, once more than a share of the calls that have ended failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +146,10 @@ class TaskSpec:
     instance_id: str
     weight: int = 1
     failure_policy: FailurePolicy = FailurePolicy.CONTINUE
+    failure_ratio_max: float = 0.0
+    """STOP_ABOVE_RATIO: the share of failed among ended calls above which the task stops."""
+    failure_calls_min: int = 1
+    """STOP_ABOVE_RATIO: calls that must have ended before the share says anything."""
     attempts_max: int = 3
     base_backoff_ms: int = 0
     """0: the dispatcher's own."""
@@ -153,7 +164,7 @@ class TaskEnd(enum.Enum):
 
     COMPLETED = "completed"
     STOPPED = "stopped"
-    """A root call failed under FAIL_FAST."""
+    """Its failure policy stopped it: FAIL_FAST or STOP_ABOVE_RATIO."""
     CANCELLED = "cancelled"
     OUTPUT_BYTES_EXCEEDED = "output_bytes_exceeded"
 
@@ -176,6 +187,12 @@ class ExecutorSnapshot:
     """0: none."""
     scheduler_idle_ms: int
     """Age of the last scheduler activity."""
+    draining_count: int = 0
+    """Cancelled root calls that are still there; taken off ``usable_contexts`` already."""
+
+
+Rank = tuple[int, int, int, str]
+"""Score of an eligible executor: runnable, root calls, headroom (negative), id; smaller is better."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -194,6 +211,8 @@ class ExecutorView:
     """Root calls bound here now (spec: localInflight)."""
     draining: int = 0
     """Aborted since the last snapshot: gone from ``inflight``, not yet from the executor."""
+    residue: int = 0
+    """Aborted before the last snapshot and still there then; ``usable`` is without their places."""
     usable: int = 0
     load: int = 0
     """Runnable calls: the last sample, plus bound and resumed, minus ended and suspended since."""
@@ -207,6 +226,10 @@ class ExecutorView:
     """Kept empty for, or in use by, one suspected call."""
     open: bool = False
     """Fit, not refused, not reserved: root calls may come."""
+    touched: bool = False
+    """It changed since it was ranked."""
+    rank: Rank | None = None
+    """Its score when it was last looked at; None: it was not eligible. Written by ``selection`` alone."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -215,11 +238,18 @@ class Instance:
 
     instance_id: str
     weight: int = 1
-    """The largest of its tasks."""
+    """The largest of its tasks that have a slot."""
+    weights: list[int] = field(default_factory=list)
+    """Of its tasks that have a slot, one each."""
     inflight: int = 0
     served_seq: int = 0
     """When it was last served; settles ties for the one that waited longest."""
-    tasks_count: int = 0
+    used_us: float = 0.0
+    """Its clock under fairness by cost: CPU + IO time of ended attempts, each over the weight."""
+    mean_us: float = 0.0
+    """Running mean of what a root call of it costs, sub-calls included."""
+    unsettled_us: int = 0
+    """Cost of sub-calls since the last root call ended."""
     turns: "deque[Task]" = field(default_factory=deque)
     """Tasks that may have a call to admit, next one first; the others come back when that changes."""
 

@@ -36,13 +36,16 @@ SUBCALL_ATTEMPTS_MAX = 1
 """Charged attempts of a sub-call: its parent decides what a failure means."""
 
 
-def account_attempt(call: Call, event: AttemptCompleted | AttemptFailed) -> None:
-    """Add what an attempt cost, and what it printed, to the call's account."""
+def account_attempt(state: CoreState, call: Call, event: AttemptCompleted | AttemptFailed) -> None:
+    """Add what an attempt cost, and what it printed, to the call's account; its instance pays."""
     if event.body_started:
         call.body_started = True
     call.output_tail = event.output_tail
     call.budget_used_ms += event.budget_used_ms
     total, costs = call.costs, event.costs
+    turns = state.turns
+    if turns.by_cost:
+        turns.charge(call.task, costs.cpu_us + costs.io_us, is_root=call.parent is None)
     if total is None:
         call.costs = costs
         return
@@ -81,7 +84,8 @@ def abort_attempt(state: CoreState, call: Call, reason: str) -> None:
     end_attempt(state, call, DONE, "aborted")
     if call.started:
         if call.parent is None:
-            view.draining += 1
+            state.turns.charge_estimate(call.task)
+            view.draining += 1  # end_attempt has touched the view
         state.out.append(
             AbortAttempt(call.call_id, call.attempt_seq, executor_id, call.call_seq, reason)
         )
@@ -305,16 +309,28 @@ def _emit(
             del task.open_batches[call.batch_id]
             task.settled_batches.append(call.batch_id)
     state.dirty[task_id] = task
-    if (
-        error is not None
-        and task.end is None
-        and task.spec.failure_policy is FailurePolicy.FAIL_FAST
-    ):
-        rest = CallError(
-            ErrorKind.CANCELLED,
-            f"not run: call {call.call_id} failed before, and the job has failure_policy fail_fast",
+    if error is not None and task.end is None:
+        _apply_failure_policy(state, task, call, error)
+
+
+def _apply_failure_policy(state: CoreState, task: Task, call: Call, error: CallError) -> None:
+    """A root call failed for good: does its task go on?"""
+    spec = task.spec
+    if spec.failure_policy is FailurePolicy.FAIL_FAST:
+        why = f"call {call.call_id} failed before, and the job has failure_policy fail_fast"
+    elif spec.failure_policy is FailurePolicy.STOP_ABOVE_RATIO:
+        failed, ended = task.counts.failed, task.counts.calls
+        if ended < spec.failure_calls_min or failed <= spec.failure_ratio_max * ended:
+            return
+        why = (
+            f"{failed} of {ended} calls failed before, above the failure_ratio_max "
+            f"{spec.failure_ratio_max:g} of the job"
         )
-        stop_task(state, task, TaskEnd.STOPPED, error, rest, abort=False)
+        error = CallError(error.kind, f"{why}; the last: {call.call_id}: {error.message}")
+    else:
+        return
+    rest = CallError(ErrorKind.CANCELLED, f"not run: {why}")
+    stop_task(state, task, TaskEnd.STOPPED, error, rest, abort=False)
 
 
 def _answer_parent(

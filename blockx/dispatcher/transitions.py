@@ -56,6 +56,7 @@ def bind(state: CoreState, call: Call, view: ExecutorView, parent_call_id: str) 
     call.body_started = False
     view.calls[call.call_id] = call
     view.load += 1
+    state.views.touch(view)
     if call.parent is None:
         view.inflight += 1
         call.task.inflight += 1
@@ -67,9 +68,11 @@ def suspend(state: CoreState, call: Call) -> None:
     """RUNNING -> WAITING: the call is parked, its executor may run others meanwhile."""
     move(call, WAITING, "suspended", state.story)
     call.body_started = True
-    assert call.view is not None
-    if call.view.load > 0:
-        call.view.load -= 1
+    view = call.view
+    assert view is not None
+    if view.load > 0:
+        view.load -= 1
+        state.views.touch(view)
     if call.parent is None:
         call.task.waiting += 1
 
@@ -77,8 +80,10 @@ def suspend(state: CoreState, call: Call) -> None:
 def resume(state: CoreState, call: Call) -> None:
     """WAITING -> RUNNING: its answer is on its way to the executor."""
     move(call, RUNNING, "resumed", state.story)
-    assert call.view is not None
-    call.view.load += 1
+    view = call.view
+    assert view is not None
+    view.load += 1
+    state.views.touch(view)
     if call.parent is None:
         call.task.waiting -= 1
 
@@ -93,6 +98,7 @@ def unbind(state: CoreState, call: Call, to: CallState, cause: str) -> None:
     call.view = None
     if view.load > 0 and not was_waiting:
         view.load -= 1
+    state.views.touch(view)
     if call.parent is None:
         task = call.task
         view.inflight -= 1

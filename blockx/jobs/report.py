@@ -14,7 +14,7 @@ from typing import Any
 
 from blockx.dispatcher.model import CallCounts
 from blockx.ipc import exact_json
-from blockx.jobs.sinks import JobFailedError, OutputFile
+from blockx.jobs.output_file import JobFailedError, OutputFile
 
 NOTICES_MAX = 1_000
 """Sentences for the user that wait to be shown. Full: the oldest is dropped."""
@@ -40,6 +40,28 @@ class JobProgress:
         waits."""
         self.notices: deque[str] = deque(maxlen=NOTICES_MAX)
         """Sentences for the user, each to be shown once; taken from the left."""
+        self._parts: list[JobProgress] = []
+
+    def part(self) -> "JobProgress":
+        """Numbers of one of several jobs side by side; ``gather`` adds them up."""
+        part = JobProgress()
+        part.notices = self.notices
+        self._parts.append(part)
+        return part
+
+    def gather(self) -> None:
+        """Take the numbers of the parts, if there are any. Main thread, before it reads."""
+        begun = [part for part in self._parts if part.started_ns]
+        if not begun:
+            return
+        if not self.started_ns:
+            self.started_ns = min(part.started_ns for part in begun)
+        self.job_name = f"{len(begun)} jobs" if len(begun) > 1 else begun[0].job_name
+        self.produced = sum(part.produced for part in begun)
+        self.done = sum(part.done for part in begun)
+        self.failed = sum(part.failed for part in begun)
+        totals = [part.total for part in self._parts if part.total is not None]
+        self.total = sum(totals) if len(totals) == len(self._parts) else None
 
     def start_job(self, name: str, now_ns: int) -> None:
         """Begin anew for the next job."""
@@ -66,20 +88,49 @@ class JobReport:
     """Why the job itself failed, beyond its calls."""
     rpc: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Chain -> counters of its reads."""
+    resumed: int = 0
+    """Calls that had finished in an earlier run; the numbers above count them, too."""
+    left: int = 0
+    """Calls that the flags of the run left out."""
+    rows_refused: int = 0
+    """Rows that did not fit into the columns of ``output``; ``rows`` does not count them."""
 
     @property
     def is_right(self) -> bool:
-        """Complete, and every call is ok."""
-        return self.complete and not self.error and not self.calls.failed
+        """Complete, or as far as it was asked for, and every call is ok."""
+        is_whole = self.complete or self.left > 0
+        return is_whole and not (self.error or self.calls.failed or self.rows_refused)
 
     def as_dict(self) -> dict[str, Any]:
         """Its place in ``report.json``."""
         fields: dict[str, Any] = {"name": self.name, **asdict(self.calls), "rows": self.rows}
         fields["subcalls"] = asdict(self.subcalls)
         fields["rpc"] = {chain: dict(counters) for chain, counters in self.rpc.items()}
+        for name in ("resumed", "left", "rows_refused"):
+            if number := getattr(self, name):
+                fields[name] = number
         if self.error:
             fields["error"] = self.error
         return fields
+
+
+def job_report_of(fields: Mapping[str, Any]) -> JobReport:
+    """What ``as_dict`` made a report of, of a job that was complete."""
+    numbers = {"resumed": 0, "left": 0, "rows_refused": 0, **fields}
+    return JobReport(
+        name=numbers["name"],
+        calls=_counts_of(fields),
+        subcalls=_counts_of(fields["subcalls"]),
+        rows=numbers["rows"],
+        complete=True,
+        rpc=numbers["rpc"],
+        resumed=numbers["resumed"],
+        rows_refused=numbers["rows_refused"],
+    )
+
+
+def _counts_of(fields: Mapping[str, Any]) -> CallCounts:
+    return CallCounts(**{name: fields[name] for name in asdict(CallCounts())})
 
 
 @dataclass(slots=True)
@@ -139,7 +190,10 @@ def table_lines(report: RunReport) -> list[tuple[str, ...]]:
     for job in report.jobs:
         lines.append(
             _numbers(
-                job.name, job.calls, f"{job.rows:,}", report.wall_s if len(report.jobs) == 1 else 0
+                job.name,
+                job.calls,
+                f"{job.rows:,}",
+                report.wall_s if len(report.jobs) == 1 and not job.resumed else 0,
             )
         )
         if job.subcalls.calls:
@@ -167,6 +221,10 @@ def summary_lines(report: RunReport) -> list[str]:
         lines += [
             f"{job.name}: {chain}: {_counters(counters)}" for chain, counters in job.rpc.items()
         ]
+        if job.resumed:
+            lines.append(f"{job.name}: {job.resumed:,} calls had finished in an earlier run")
+        if job.rows_refused:
+            lines.append(f"{job.name}: {job.rows_refused:,} rows did not fit into the output")
         if job.error:
             lines.append(f"{job.name}: failed: {job.error}")
     counters = {

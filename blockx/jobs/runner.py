@@ -1,30 +1,33 @@
-"""One task's life: pin code, produce, collect, finish; and the jobs of a run in turn.
+"""One task's life: pin code, produce, collect, finish.
 
-Jobs thread, but for three doors: ``deliver`` (actor thread) and ``request_stop`` and ``fail`` (main
-thread) only put something into the inbox and never block. Flow control by credits: at most
-``stream_build.max_outstanding_batches`` stream batches are on their way; the inbox can hold no more
-than their results, which is what bounds it. A settled stream batch gives its credit back at once,
-since the reorder buffer keeps memory level by itself; only a full buffer stops production.
+Jobs thread (with jobs side by side, a jobs thread each), but for these doors: ``deliver`` and ``reached``
+(actor thread), ``pinned`` (io thread), ``request_stop`` and ``fail`` (main thread) only put something into
+the inbox and never block. Flow control by credits: at most ``stream_build.max_outstanding_batches`` stream
+batches are on their way; the inbox can hold no more than their results, which is what bounds it. A settled
+stream batch gives its credit back at once, since the reorder buffer keeps memory level by itself; only a
+full buffer stops production.
 
 Invariants: each call of the list gets exactly one record; what stands under a final name is from a
 job that came to its end; the dispatcher is told to forget every task that it was told of.
 
-A job that is stopped (a signal) leaves nothing new: its ``*.partial`` files are removed, its report
-is not written, later jobs do not run. A job that ends early by itself (``fail_fast``, its own
-deadline) is complete: calls that were never produced get their record too, so that ``failures``
-holds all that is left to do. A job whose outputs pass ``dispatcher.max_collected_output_bytes``, or
-cannot be written, fails as a whole and leaves no outputs; the jobs after it run.
+A job that is stopped (a signal) leaves its journal and nothing else: its ``*.partial`` files are removed,
+its report is not written, later jobs do not run; the next run resumes it. So does a job whose outputs or
+journal cannot be written (a full disk); the jobs after it run. A job that ends early by itself
+(``fail_fast``, its own deadline) is complete: calls that were never produced get their record too, so that
+``failures`` holds all that is left to do. A job whose outputs pass
+``dispatcher.max_collected_output_bytes`` fails as a whole and leaves nothing to resume.
 """
 
 import queue
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from blockx.config import JobConfig, LoadedConfig
 from blockx.dispatcher.commands import (
@@ -47,10 +50,31 @@ from blockx.dispatcher.model import (
 )
 from blockx.errors import ErrorKind, UsageError
 from blockx.functions.view import FunctionView
+from blockx.jobs.call_list import (
+    READ_ERRORS,
+    CallListSource,
+    RejectedCall,
+    StreamBatch,
+    missing_function,
+)
+from blockx.jobs.choice import Choice
+from blockx.jobs.journal import Journal, JournalRecord
+from blockx.jobs.ledger import Ledger
+from blockx.jobs.output_file import JobFailedError, write_failed
+from blockx.jobs.records import (
+    EMPTY,
+    JobSinks,
+    all_outputs,
+    form_of,
+    journal_place,
+    output_files,
+)
 from blockx.jobs.reorder import ReorderBuffer
-from blockx.jobs.report import JobProgress, JobReport, add_counts
-from blockx.jobs.sinks import JobFailedError, JobSinks, all_outputs, check_writable
-from blockx.jobs.sources import CallListSource, RejectedCall, StreamBatch, missing_function
+from blockx.jobs.report import JobProgress, JobReport, add_counts, job_report_of
+from blockx.jobs.resume import Plan, Situation, command_with, make_plan, of_count
+from blockx.jobs.sinks.base import TableWriter
+from blockx.jobs.sources import registry as sources
+from blockx.jobs.sources.base import Place, TableRows
 
 ABORT_WAIT_MS = 5_000
 """How long a cancelled task may take to settle (an executor that does not obey is killed after 1
@@ -59,11 +83,23 @@ s). Over: the job ends without waiting for it."""
 _BY_INDEX = attrgetter("index")
 
 
+Pins = Mapping[str, Any]
+"""Plain JSON values of the io side."""
+
+
+class Tables(TableRows, TableWriter, Protocol):
+    """The table store, for sources and sinks."""
+
+
 class JobPort(Protocol):
     """Where a task's outcomes go."""
 
     def deliver(self, commands: Sequence[JobCommand]) -> None:
         """Take them, in order. Actor thread; never blocks."""
+
+    def reached(self, function_id: str, digest: str) -> None:
+        """A call of the task is about to use this function, for the first time; digest "": there is none
+        of that name. Comes before the result of any call that used it. Actor thread; never blocks."""
 
 
 class Dispatch(Protocol):
@@ -71,6 +107,10 @@ class Dispatch(Protocol):
 
     def open(self, task: TaskSpec, view: FunctionView, port: JobPort) -> None:
         """Announce a task; its outcomes go to ``port``."""
+
+    def keep_pins(self, task_id: str, pins: Pins, on_pins: Callable[[str, Pins], None]) -> None:
+        """Before ``open``: start with these blocks pinned, by chain, and tell of further ones as
+        (chain, pins), before any result that depends on them. ``on_pins``: io thread; never blocks."""
 
     def submit(self, task_id: str, batch_id: int, calls: list[CallSpec]) -> None:
         """Hand over one stream batch."""
@@ -92,51 +132,87 @@ Statistics = Mapping[str, Mapping[str, Mapping[str, int]]]
 class _Stop:
     """In the inbox: the user asked to stop."""
 
+    __slots__ = ("why",)
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+
+@dataclass(slots=True)
+class _Reached:
+    """In the inbox: see ``JobPort.reached``."""
+
+    function_id: str
+    digest: str
+
+
+@dataclass(slots=True)
+class _Pinned:
+    """In the inbox: see ``Dispatch.keep_pins``."""
+
+    chain: str
+    pins: Pins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobTools:
+    """What all jobs of a run share."""
+
+    loaded: LoadedConfig
+    view_factory: Callable[[], FunctionView]
+    dispatch: Dispatch
+    run_id: str
+    choice: Choice = field(default_factory=Choice)
+    statistics: Callable[[str], Statistics] | None = None
+    """Numbers of the reads of a task, asked once when it has ended."""
+    tables: Tables | None = None
+    """None: there is no table store."""
+
 
 class JobRunner:
     """One job, once. ``run`` does all of it."""
 
     # Made by ``run``, in this order, and closed by it.
+    _ledger: Ledger
     _source: CallListSource
     _sinks: JobSinks
     _reorder: ReorderBuffer
 
-    def __init__(
-        self,
-        loaded: LoadedConfig,
-        job: JobConfig,
-        view_factory: Callable[[], FunctionView],
-        dispatch: Dispatch,
-        run_id: str,
-        progress: JobProgress,
-        statistics: Callable[[str], Statistics] | None = None,
-    ) -> None:
-        """``statistics``: numbers of the reads of a task, asked once when it has ended."""
+    def __init__(self, tools: JobTools, job: JobConfig, progress: JobProgress) -> None:
+        loaded = tools.loaded
+        self._tools = tools
         self._loaded = loaded
         self._job = job
-        self._view_factory = view_factory
-        self._dispatch = dispatch
+        self._dispatch = tools.dispatch
         self._progress = progress
-        self._statistics = statistics
-        self._task_id = f"{job.name}@{run_id}"
-        self._inbox: queue.SimpleQueue[Sequence[JobCommand] | _Stop | BaseException] = (
-            queue.SimpleQueue()
-        )
+        self._task_id = f"{job.name}@{tools.run_id}"
+        self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._handlers: dict[type, Callable[..., None]] = {
             EmitResult: self._on_result,
             ReturnCredit: self._on_credit,
             StopProduction: self._on_stop_production,
             FinishTask: self._on_finish,
+            _Reached: self._on_reached,
+            _Pinned: self._on_pinned,
         }
-        self._credits = loaded.config.stream_build.max_outstanding_batches
-        self._batches: dict[int, StreamBatch] = {}
+        # A limit of calls in flight is one of credits: then each call travels alone.
+        self._group_calls = 1 if job.max_inflight else 0
+        self._credits = job.max_inflight or loaded.config.stream_build.max_outstanding_batches
+        self._waiting: deque[list[CallSpec]] = deque()
+        """Calls that were read and wait for a credit, in the groups in which they will leave."""
+        self._batches: dict[int, list[CallSpec]] = {}
         self._next_batch_id = 1
         self._producing = True
         self._finished: FinishTask | None = None
         self._early = CallCounts()
         """Calls that the dispatcher never saw."""
+        self._left_count = 0
+        """Calls that the flags of this run leave out."""
+        self._is_cut = False
+        """The rest of the list was not read: none of it was to run."""
         self._told_load_errors = 0
         self._stop_requests = 0
+        self._stopped_by = ""
         self._stop_due_ms = 0
         """Monotonic moment at which waiting for running calls ends. 0: nobody asked to stop."""
         self._aborting = False
@@ -147,10 +223,18 @@ class JobRunner:
         """JobPort. Actor thread."""
         self._inbox.put(commands)
 
-    def request_stop(self) -> None:
+    def reached(self, function_id: str, digest: str) -> None:
+        """JobPort. Actor thread."""
+        self._inbox.put((_Reached(function_id, digest),))
+
+    def pinned(self, chain: str, pins: Pins) -> None:
+        """For ``Dispatch.keep_pins``. Io thread."""
+        self._inbox.put((_Pinned(chain, pins),))
+
+    def request_stop(self, why: str) -> None:
         """First: stop admission, let running calls end within ``run.grace_ms``. Second: at once.
-        Main thread."""
-        self._inbox.put(_Stop())
+        ``why``: what asked for it, such as SIGINT. Main thread."""
+        self._inbox.put(_Stop(why))
 
     def fail(self, error: BaseException) -> None:
         """The dispatcher is gone, no FinishTask will come: ``run`` raises ``error``. Main
@@ -168,48 +252,102 @@ class JobRunner:
         """Run the job to its end, whatever that is. What vanished since it was checked (the call
         list, a function, the folder of an output) fails this job alone."""
         self._progress.start_job(self._job.name, time.monotonic_ns())
-        job, loaded = self._job, self._loaded
         try:
-            view = self._view_factory()
-            _check_function(job, view)
-            file = loaded.resolve(job.calls) if isinstance(job.calls, str) else None
-            with closing(CallListSource(job, file, view, loaded.config.stream_build)) as source:
-                self._sinks = JobSinks(job, loaded)
-                try:
-                    self._progress.say(_first_line(job, loaded))
-                    return self._run_task(source, view)
-                finally:
-                    self._sinks.discard()
+            with ExitStack() as stack:
+                return self._plan_and_run(stack)
         except (UsageError, JobFailedError) as error:
-            self._progress.say(f"job {job.name}: {error}")
+            self._progress.say(f"job {self._job.name}: {_without_name(error, self._job.name)}")
             return JobReport(
-                job.name, CallCounts(), CallCounts(), 0, complete=False, error=str(error)
+                self._job.name, CallCounts(), CallCounts(), 0, complete=False, error=str(error)
             )
 
-    def _run_task(self, source: CallListSource, view: FunctionView) -> JobReport:
-        sinks = self._sinks
-        self._source = source
-        with closing(
-            ReorderBuffer(
-                sinks.outputs_count,
-                self._loaded.config.run.reorder_memory_bytes,
-                sinks.open_spill_file,
-                sinks.write,
+    def _plan_and_run(self, stack: ExitStack) -> JobReport:
+        """See what is there of earlier runs, and do the rest. ``stack`` closes what is opened."""
+        job, loaded, tools = self._job, self._loaded, self._tools
+        view = tools.view_factory()
+        check_function(job, view)
+        with self._journal_errors():
+            journal = self._open_journal(stack)
+            if journal is None:
+                plan, facts = Plan("new", ""), {}
+            else:
+                situation = situation_of(tools, job, view, journal)
+                plan, facts = make_plan(situation), situation.run_facts()
+                if plan.past is not None:
+                    stack.callback(plan.past.offsets.close)
+                self._progress.total = situation.identity.count
+                self._progress.say(_first_line(situation, plan))
+                if plan.word == "finished":
+                    return self._skip(plan)
+                journal.begin(facts, fresh=plan.past is None)
+            if journal is None:
+                why = "a sample for the dry run" if tools.choice.dry_run else ""
+                self._progress.say(_line_of_new(job, loaded, why))
+            self._ledger = Ledger(journal, plan, tools.choice)
+        self._source = stack.enter_context(closing(open_list(tools, job, view)))
+        self._sinks = JobSinks(job, loaded, tools.tables)
+        stack.callback(self._sinks.discard)
+        self._reorder = stack.enter_context(
+            closing(
+                ReorderBuffer(
+                    self._sinks.outputs_count,
+                    loaded.config.run.reorder_memory_bytes,
+                    self._sinks.open_spill_file,
+                    self._sinks.write,
+                )
             )
-        ) as self._reorder:
-            self._dispatch.open(self._task_spec(), view, self)
-            try:
-                self._collect()
-                if self.was_stopped:
-                    return self._report()
-                return self._finish()
-            except JobFailedError as error:
-                self._progress.say(f"job {self._job.name}: {error}")
-                self._abort_task()
-                return self._report(error=str(error))
-            finally:
-                self._dispatch.remove(self._task_id)
-                self._tell_oddities()
+        )
+        pins = {} if plan.past is None else plan.past.pins
+        self._dispatch.keep_pins(self._task_id, pins, self.pinned)
+        return self._run_task(view, facts)
+
+    def _open_journal(self, stack: ExitStack) -> Journal | None:
+        if not self._loaded.config.run.journal:
+            return None
+        path = journal_place(self._job, self._loaded)
+        return stack.enter_context(closing(Journal.open(path)))
+
+    @contextmanager
+    def _journal_errors(self) -> Iterator[None]:
+        """An error of the file system around the journal is one of the job."""
+        try:
+            yield
+        except OSError as error:
+            raise self._journal_failed(error) from None
+
+    def _journal_failed(self, error: OSError) -> JobFailedError:
+        return write_failed(journal_place(self._job, self._loaded), error)
+
+    def _skip(self, plan: Plan) -> JobReport:
+        """The job has finished in an earlier run: its numbers stand."""
+        assert plan.past is not None
+        assert plan.past.end is not None
+        report = job_report_of(plan.past.end["report"])
+        progress = self._progress
+        progress.total = progress.produced = progress.done = report.calls.calls
+        progress.failed = report.calls.failed
+        return report
+
+    def _run_task(self, view: FunctionView, facts: Mapping[str, Any]) -> JobReport:
+        self._dispatch.open(self._task_spec(), view, self)
+        try:
+            self._collect()
+            if self.was_stopped:
+                return self._end_early(f"stopped by {self._stopped_by}")
+            return self._finish(facts)
+        except JobFailedError as error:
+            self._progress.say(f"job {self._job.name}: {error}")
+            self._abort_task()
+            return self._end_early(str(error), error=str(error))
+        finally:
+            self._dispatch.remove(self._task_id)
+            self._tell_oddities()
+
+    def _end_early(self, why: str, error: str = "") -> JobReport:
+        """Not all calls have ended; the next run resumes."""
+        report = self._report(error=error)
+        self._ledger.end(why, self._subcalls(), self._reads())
+        return report
 
     def _collect(self) -> None:
         """Produce and take in outcomes until the task has ended, or is given up."""
@@ -217,6 +355,10 @@ class JobRunner:
             # Between two stream batches the inbox is looked at, so that a stop is heard at once even
             # while a list of nothing but bad lines is being read.
             timeout_s = 0 if self._produce() else self._time_left_s()
+            try:
+                self._ledger.commit_due()
+            except OSError as error:
+                raise self._journal_failed(error) from None
             try:
                 item = self._inbox.get(timeout=timeout_s)
             except queue.Empty:
@@ -226,13 +368,13 @@ class JobRunner:
             if isinstance(item, BaseException):
                 raise item
             if isinstance(item, _Stop):
-                self._on_stop()
+                self._on_stop(item.why)
                 if self._stop_requests > 1:
                     return
                 continue
             self._handle(item)
 
-    def _handle(self, commands: Sequence[JobCommand]) -> None:
+    def _handle(self, commands: "Sequence[JobCommand | _Reached | _Pinned]") -> None:
         handlers = self._handlers
         for command in commands:
             handlers[type(command)](command)
@@ -241,9 +383,18 @@ class JobRunner:
 
     def _produce(self) -> bool:
         """One stream batch if there is a credit for it; whether another one may follow."""
-        if not self._producing or self._credits == 0 or self._reorder.is_full:
+        if not self._producing or self._credits == 0:
             return False
-        batch = self._next_batch()
+        if self._waiting:
+            self._submit(self._waiting.popleft())
+            return True
+        if self._reorder.is_full:
+            return False
+        total, produced = self._progress.total, self._progress.produced
+        if total is not None and total > produced and self._ledger.is_exhausted(produced):
+            self._left_count += total - produced
+            self._is_cut = True
+        batch = None if self._is_cut else self._next_batch()
         if batch is None:
             self._progress.total = self._progress.produced
             self._end_production()
@@ -254,24 +405,58 @@ class JobRunner:
     def _next_batch(self) -> StreamBatch | None:
         try:
             return self._source.next_batch()
-        except OSError as error:
-            raise JobFailedError(
-                f"{self._job.calls}: the call list cannot be read on: {error.strerror}"
-            ) from None
+        except READ_ERRORS as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            name = sources.describe(self._job)
+            raise JobFailedError(f"{name}: the call list cannot be read on: {why}") from None
 
     def _admit(self, batch: StreamBatch) -> None:
         self._progress.produced += batch.count
         self._reorder.open_batch(batch.first_index, batch.count)
+        with self._journal_errors():
+            self._ledger.reach(self._source.functions)
+            calls = self._ledger.sort(batch)
+            for record in calls.kept:
+                self._keep(record)
+        for index in calls.left:
+            self._reorder.put(index, EMPTY)
+        self._left_count += len(calls.left)
         for call in batch.rejected:
             self._reject(call)
         self._tell_load_errors()
-        if batch.calls and self._producing:
-            self._credits -= 1
-            batch_id, self._next_batch_id = self._next_batch_id, self._next_batch_id + 1
-            self._batches[batch_id] = batch
-            self._dispatch.submit(self._task_id, batch_id, batch.calls)
-        else:
-            self._give_up(batch.calls)
+        if not self._producing:
+            self._give_up(calls.run)
+        elif calls.run:
+            size = self._group_calls or len(calls.run)
+            starts = range(0, len(calls.run), size)
+            self._waiting.extend(calls.run[start : start + size] for start in starts)
+            self._submit(self._waiting.popleft())
+
+    def _submit(self, calls: list[CallSpec]) -> None:
+        self._credits -= 1
+        batch_id, self._next_batch_id = self._next_batch_id, self._next_batch_id + 1
+        self._batches[batch_id] = calls
+        self._dispatch.submit(self._task_id, batch_id, calls)
+
+    def _keep(self, record: JournalRecord) -> None:
+        """A call that finished in an earlier run."""
+        self._put(record.call_index, record.parts)
+        self._count_ended(failed=not record.ok)
+        if not record.ok:
+            self._stop_at_unseen_failure()
+
+    def _count_ended(self, *, failed: bool) -> None:
+        progress = self._progress
+        progress.done += 1
+        if not failed:
+            return
+        progress.failed += 1
+
+    def _stop_at_unseen_failure(self) -> None:
+        """The dispatcher stops by itself at a failure that it sees; this one it did not."""
+        if self._producing and self._is_stopped_by_failures():
+            self._end_production()
+            self._dispatch.cancel(self._task_id, True)
 
     def _reject(self, call: RejectedCall) -> None:
         """A call that ends here: its record goes its way like any other."""
@@ -290,11 +475,17 @@ class JobRunner:
         early.calls += 1
         early.failed += 1
         early.not_run += 1
-        self._take(result, call.args)
-        if self._job.failure_policy == FailurePolicy.FAIL_FAST.value and self._producing:
-            # The dispatcher stops by itself at a failure that it sees; this one it does not.
-            self._end_production()
-            self._dispatch.cancel(self._task_id, True)
+        self._put(result.index, self._sinks.encode(result, call.args))
+        self._count_ended(failed=True)
+        self._stop_at_unseen_failure()
+
+    def _is_stopped_by_failures(self) -> bool:
+        """Whether the job's failure policy ends it now that one more call has failed."""
+        job, progress = self._job, self._progress
+        if job.failure_policy == FailurePolicy.STOP_ABOVE_RATIO.value:
+            ended, failed = progress.done, progress.failed
+            return ended >= job.failure_calls_min and failed > job.failure_ratio_max * ended
+        return job.failure_policy == FailurePolicy.FAIL_FAST.value
 
     def _give_up(self, calls: Sequence[CallSpec]) -> None:
         """Calls that were read, and are not dispatched any more."""
@@ -312,30 +503,46 @@ class JobRunner:
     # ---- outcomes --------------------------------------------------------------------------------
 
     def _on_result(self, command: EmitResult) -> None:
-        result = command.result
-        self._take(result, None if result.error is None else self._args_of(result.index))
-
-    def _take(self, result: CallResult, args: bytes | None) -> None:
-        try:
-            self._reorder.put(result.index, self._sinks.encode(result, args))
-        except OSError as error:
-            raise JobFailedError(
-                f"finished calls cannot be kept in a temporary file beside the outputs: {error.strerror};"
-                " free the disk, or raise run.reorder_memory_bytes"
-            ) from None
+        result, sinks = command.result, self._sinks
+        args = self._args_of(result.index) if sinks.needs_args(result) else None
+        rows_before = sinks.rows_count
+        record = sinks.encode(result, args)
+        # A failure while the job is being stopped may be one that would have been retried.
+        if result.error is None or not self._stop_requests:
+            try:
+                self._ledger.add(result, sinks.rows_count - rows_before, record)
+            except OSError as error:
+                raise self._journal_failed(error) from None
+        self._put(result.index, record)
         progress = self._progress
         progress.done += 1
         if result.error is not None:
             progress.failed += 1
 
+    def _put(self, index: int, record: tuple[bytes, ...]) -> None:
+        try:
+            self._reorder.put(index, record)
+        except OSError as error:
+            raise JobFailedError(
+                f"finished calls cannot be kept in a temporary file beside the outputs: {error.strerror};"
+                " free the disk, or raise run.reorder_memory_bytes"
+            ) from None
+
     def _args_of(self, index: int) -> bytes | None:
-        """Arguments of a call under way; only failed ones are asked for, so that no call pays for
-        it."""
-        for batch in self._batches.values():
-            calls = batch.calls
+        """Arguments of a call under way; asked for only where they are needed, so that no other call
+        pays for it."""
+        for calls in self._batches.values():
             if calls[0].index <= index <= calls[-1].index:
-                return calls[bisect_left(calls, index, key=_BY_INDEX)].args
+                call = calls[bisect_left(calls, index, key=_BY_INDEX)]
+                if call.index == index:
+                    return call.args
         return None
+
+    def _on_reached(self, item: _Reached) -> None:
+        self._ledger.reach({item.function_id: item.digest})
+
+    def _on_pinned(self, item: _Pinned) -> None:
+        self._ledger.pin(item.chain, item.pins)
 
     def _on_credit(self, command: ReturnCredit) -> None:
         del self._batches[command.batch_id]
@@ -350,46 +557,78 @@ class JobRunner:
 
     # ---- the end ---------------------------------------------------------------------------------
 
-    def _finish(self) -> JobReport:
+    def _finish(self, facts: Mapping[str, Any]) -> JobReport:
         """The task has ended by itself."""
         finished = self._finished
         assert finished is not None, "finished without FinishTask"
         if finished.end is TaskEnd.OUTPUT_BYTES_EXCEEDED:
             limit = self._loaded.config.dispatcher.max_collected_output_bytes
+            self._ledger.forget()
             return self._report(
                 error=f"results passed dispatcher.max_collected_output_bytes ({limit:,}); outputs are discarded"
             )
         self._producing = False
         self._give_up(self._orphans(finished.end))
-        while (batch := self._next_batch()) is not None:
+        while not self._is_cut and (batch := self._next_batch()) is not None:
             self._admit(batch)
         self._progress.total = self._progress.produced
         assert self._reorder.is_empty, (
             f"{self._task_id} finished, but not each of its calls has ended"
         )
+        if self._left_count:
+            return self._finish_part()
         self._sinks.publish()
-        return self._report(complete=True)
+        report = self._report(complete=True)
+        files = {n: self._loaded.resolve(n) for n in output_files(self._job).values()}
+        with self._journal_errors():
+            self._ledger.finish(facts, report.as_dict(), files, self._subcalls(), self._reads())
+        return report
+
+    def _finish_part(self) -> JobReport:
+        """All chosen calls have ended, the others are for a later run."""
+        if self._tools.choice.dry_run:
+            return self._report()
+        self._sinks.keep()
+        self._progress.say(
+            f"job {self._job.name}: {self._left_count:,} calls of the list were left out and are not finished;"
+            " the others stand in the files *.partial; run again without --limit, --where and --only-failed"
+            " for all"
+        )
+        return self._end_early("some calls were left out")
 
     def _orphans(self, end: TaskEnd) -> list[CallSpec]:
         """Calls that were on their way to the dispatcher while it ended the task by itself."""
         awaits = self._reorder.awaits
-        orphans = [call for b in self._batches.values() for call in b.calls if awaits(call.index)]
+        groups = [*self._batches.values(), *self._waiting]
+        orphans = [call for calls in groups for call in calls if awaits(call.index)]
         assert end is not TaskEnd.COMPLETED or not orphans, f"{self._task_id}: calls without an end"
         return orphans
 
     def _report(self, *, complete: bool = False, error: str = "") -> JobReport:
-        finished = self._finished
+        finished, ledger = self._finished, self._ledger
         counts = CallCounts() if finished is None else finished.calls
-        rpc = self._statistics(self._task_id).get("rpc", {}) if self._statistics is not None else {}
+        refused = self._sinks.refused_count
         return JobReport(
             name=self._job.name,
-            calls=add_counts(counts, self._early),
-            subcalls=CallCounts() if finished is None else finished.subcalls,
-            rows=self._sinks.rows_count,
+            calls=add_counts(add_counts(counts, self._early), ledger.kept),
+            subcalls=add_counts(self._subcalls(), ledger.earlier_subcalls()),
+            rows=self._sinks.rows_count + ledger.kept_rows - refused,
             complete=complete,
             error=error,
-            rpc=rpc,
+            rpc=ledger.rpc_with_earlier(self._reads()),
+            resumed=ledger.kept.calls,
+            left=self._left_count,
+            rows_refused=refused,
         )
+
+    def _subcalls(self) -> CallCounts:
+        """Of this run."""
+        return CallCounts() if self._finished is None else self._finished.subcalls
+
+    def _reads(self) -> Mapping[str, Mapping[str, int]]:
+        """Of this run, by chain."""
+        statistics = self._tools.statistics
+        return {} if statistics is None else statistics(self._task_id).get("rpc", {})
 
     def _task_spec(self) -> TaskSpec:
         job, config = self._job, self._loaded.config
@@ -400,6 +639,8 @@ class JobRunner:
             instance_id=job.instance or job.name,
             weight=job.weight,
             failure_policy=FailurePolicy(job.failure_policy),
+            failure_ratio_max=job.failure_ratio_max,
+            failure_calls_min=job.failure_calls_min,
             attempts_max=job.max_attempts or config.worker.default_max_attempts,
             call_budget_ms=config.dispatcher.call_deadline_ms if budget_ms is None else budget_ms,
             deadline_ms=_now_ms() + job.deadline_ms if job.deadline_ms else 0,
@@ -407,8 +648,9 @@ class JobRunner:
 
     # ---- stopping --------------------------------------------------------------------------------
 
-    def _on_stop(self) -> None:
+    def _on_stop(self, why: str) -> None:
         self._stop_requests += 1
+        self._stopped_by = self._stopped_by or why
         if self._stop_requests > 1:
             self._dispatch.cancel(self._task_id, False)
             return
@@ -435,9 +677,11 @@ class JobRunner:
         return True
 
     def _time_left_s(self) -> float | None:
+        commit_s = self._ledger.wait_s()
         if self._stop_due_ms == 0:
-            return None
-        return max(0, self._stop_due_ms - _now_ms()) / 1_000 + 0.001
+            return commit_s
+        stop_s = max(0, self._stop_due_ms - _now_ms()) / 1_000 + 0.001
+        return stop_s if commit_s is None else min(stop_s, commit_s)
 
     def _abort_task(self) -> None:
         """The job has failed: cancel what runs, and wait until the dispatcher is through with
@@ -457,6 +701,7 @@ class JobRunner:
                 raise item
             if isinstance(item, _Stop):
                 self._stop_requests += 1
+                self._stopped_by = self._stopped_by or item.why
                 return
             self._finished = next((c for c in item if isinstance(c, FinishTask)), None)
 
@@ -485,118 +730,70 @@ class JobRunner:
                 f"job {name}: {function_id} returned {what}, which gives no row; return a dict, a list of"
                 " dicts, or None"
             )
-
-
-class JobsRun:
-    """The jobs of a run, one after the other. ``run`` on the jobs thread, ``request_stop`` from
-    main."""
-
-    def __init__(
-        self,
-        loaded: LoadedConfig,
-        jobs: Sequence[JobConfig],
-        view_factory: Callable[[], FunctionView],
-        dispatch: Dispatch,
-        run_id: str,
-        progress: JobProgress,
-        statistics: Callable[[str], Statistics] | None = None,
-    ) -> None:
-        self.reports: list[JobReport] = []
-        """Of the jobs that have ended, in order."""
-        self.was_stopped = False
-        """A job was stopped, or one did not start since the run was asked to stop."""
-        self._stop_requests = 0
-        self._runners = [
-            JobRunner(loaded, job, view_factory, dispatch, run_id, progress, statistics)
-            for job in jobs
-        ]
-        self._progress = progress
-
-    def run(self) -> int:
-        """All jobs; the exit code: 0 all right, 1 a call or a job failed. See ``was_stopped``
-        first."""
-        for runner in self._runners:
-            if self._stop_requests:
-                self.was_stopped = True
-                break
-            self.reports.append(runner.run())
-            self.was_stopped |= runner.was_stopped and not self.reports[-1].complete
-        if self.was_stopped:
+        if self._sinks.refused_count:
             self._progress.say(
-                "stopped; nothing was written under a final name by the job that ran"
+                f"job {name}: {self._sinks.refused_count:,} rows do not fit into {self._job.output} and are left"
+                f" out, their calls stand in failures; first: {self._sinks.first_refusal}"
             )
-        return 0 if all(report.is_right for report in self.reports) else 1
-
-    def request_stop(self) -> None:
-        """First: end softly. Second: at once. Main thread."""
-        self._stop_requests += 1
-        for runner in self._runners:
-            runner.request_stop()
-
-    def fail(self, error: BaseException) -> None:
-        """The dispatcher is gone: ``run`` raises ``error``. Main thread."""
-        for runner in self._runners:
-            runner.fail(error)
 
 
-def check_jobs(loaded: LoadedConfig, jobs: Sequence[JobConfig], view: FunctionView) -> None:
-    """What can be known before anything runs: functions, call lists, outputs.
-
-    Raises:
-        UsageError: one line for each mistake.
-    """
-    checks: list[Callable[[], None]] = []
-    written: set[Path] = set()
-    for job in jobs:
-        checks.append(partial(_check_function, job, view))
-        if isinstance(job.calls, str):
-            file = loaded.resolve(job.calls)
-            if file.resolve() not in written:  # else an earlier job writes it
-                checks.append(partial(_check_readable, job, file))
-        for name in all_outputs(job):
-            written.add(loaded.resolve(name).resolve())
-            checks.append(partial(check_writable, loaded.resolve(name)))
-    if loaded.config.report:
-        checks.append(partial(check_writable, loaded.resolve(loaded.config.report)))
-    mistakes = _failures_of(checks)
-    if mistakes:
-        raise UsageError("\n".join(mistakes))
+def open_list(tools: JobTools, job: JobConfig, view: FunctionView) -> CallListSource:
+    """The call list of a job from its beginning. Raises UsageError."""
+    source = sources.open_source(job, Place(job.name, tools.loaded.resolve, tools.tables))
+    return CallListSource(source, job.function, view, tools.loaded.config.stream_build)
 
 
-def _failures_of(checks: Sequence[Callable[[], None]]) -> list[str]:
-    failures = []
-    for check in checks:
-        try:
-            check()
-        except UsageError as error:
-            failures.append(str(error))
-    return failures
+def situation_of(
+    tools: JobTools, job: JobConfig, view: FunctionView, journal: Journal
+) -> Situation:
+    """What there is to be looked at before a job runs. Raises UsageError: the list cannot be read."""
+    loaded = tools.loaded
+    return Situation(
+        job=job,
+        loaded=loaded,
+        view=view,
+        choice=tools.choice,
+        journal=journal,
+        identity=sources.identify(job, Place(job.name, loaded.resolve, tools.tables)),
+        form=form_of(job),
+        outputs={name: loaded.resolve(name) for name in output_files(job).values()},
+        open_list=partial(open_list, tools, job, view),
+    )
 
 
-def _check_function(job: JobConfig, view: FunctionView) -> None:
+_Item = Sequence[JobCommand | _Reached | _Pinned] | _Stop | BaseException
+
+
+def check_function(job: JobConfig, view: FunctionView) -> None:
+    """The job's default function is there. Raises UsageError."""
     if job.function and view.get(job.function) is None:
         raise UsageError(f"job {job.name}: {missing_function(job.function, view)}")
 
 
-def _check_readable(job: JobConfig, file: Path) -> None:
-    try:
-        with file.open("rb"):
-            pass
-    except OSError as error:
-        raise UsageError(
-            f"job {job.name}: the call list {file} cannot be opened: {error.strerror}"
-        ) from None
+def _first_line(situation: Situation, plan: Plan) -> str:
+    """What becomes of the job, why, and the command for the other choice."""
+    job = situation.job
+    if plan.word == "finished":
+        return f"job {job.name}: finished, {plan.why}"
+    if plan.word == "new":
+        return _line_of_new(job, situation.loaded, plan.why)
+    assert plan.past is not None
+    count = of_count(plan.past, situation.identity)
+    return f"job {job.name}: resumed {count} ({plan.why}); to begin anew: {command_with(situation, '--fresh')}"
 
 
-def _first_line(job: JobConfig, loaded: LoadedConfig) -> str:
-    """``job NAME: new, …``: what begins, from where to where."""
+def _line_of_new(job: JobConfig, loaded: LoadedConfig, why: str) -> str:
+    """What begins, from where to where."""
     outputs = all_outputs(job)
-    source = (
-        job.calls if isinstance(job.calls, str) else f"{len(job.calls)} calls of {loaded.file.name}"
-    )
-    earlier = [name for name in outputs if loaded.resolve(name).exists()]
+    earlier = [name for name in output_files(job).values() if loaded.resolve(name).exists()]
     replaces = f", replaces {', '.join(earlier)} of an earlier run" if earlier else ""
-    return f"job {job.name}: new, {source} -> {', '.join(outputs) or 'no files'}{replaces}"
+    reason = f" ({why})" if why else ""
+    source = sources.describe(job)
+    return f"job {job.name}: new{reason}, {source} -> {', '.join(outputs) or 'no files'}{replaces}"
+
+
+def _without_name(error: Exception, name: str) -> str:
+    return str(error).removeprefix(f"job {name}: ")
 
 
 def _now_ms() -> int:

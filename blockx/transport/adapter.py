@@ -59,7 +59,7 @@ from blockx.ipc.messages import (
     decode_executor_message,
 )
 from blockx.observability import logger
-from blockx.transport.connection import ExecutorConnection
+from blockx.transport.connection import OUTBOX_FRAMES_MAX, ExecutorConnection
 
 PARKED_MS_MAX = 5_000
 """A connection whose pid the spawner has not reported yet may wait this long, then it is closed."""
@@ -141,6 +141,8 @@ class Reservation:
     """0: live. Else: cancelled at that moment, waiting for its terminal frame."""
     request_id: str = ""
     """The one pending request of a waiting call."""
+    answered_id: str = ""
+    """Its last request that was answered: said again, it is stale."""
 
 
 @dataclass(slots=True)
@@ -194,8 +196,10 @@ class ExecutorAdapter:
         executor_max_inflight: int,
         check_pid: bool,
         now_ms: Callable[[], int],
+        outbox_frames_max: int = OUTBOX_FRAMES_MAX,
     ) -> None:
         """``check_pid``: only processes that the spawner reported may attach (``worker.attach: pool``)."""
+        self._outbox_frames_max = outbox_frames_max
         self._selector = selector
         self._pool = pool
         self._table = table
@@ -224,6 +228,10 @@ class ExecutorAdapter:
         sock.bind(str(path))
         path.chmod(0o600)
         sock.listen(CONNECTIONS_MAX_A_SLOT)
+        self.serve(executor_id, slot_index, sock, path)
+
+    def serve(self, executor_id: str, slot_index: int, sock: socket.socket, path: Path) -> None:
+        """Take the connections of a slot from a listening, non-blocking socket; ``path`` is its file."""
         slot = self._slots[executor_id] = _Slot(executor_id, slot_index, sock, path)
         self._selector.register(sock.fileno(), lambda _mask: self._accept(slot))
 
@@ -247,7 +255,7 @@ class ExecutorAdapter:
             self.counters["connections_refused"] += 1
             sock.close()
             return
-        connection = ExecutorConnection(sock, pid)
+        connection = ExecutorConnection(sock, pid, self._outbox_frames_max)
         slot.unattached.add(connection)
         self._selector.register(
             sock.fileno(), lambda _mask: self._read_unattached(slot, connection)
@@ -351,7 +359,12 @@ class ExecutorAdapter:
             self.counters["stale_terminal_frames"] += 1
             return False
         self._forget(executor, call_id, reservation)
-        return not reservation.draining_since_ms
+        if reservation.draining_since_ms:
+            return False
+        if reservation.request_id and self._listener is not None:
+            # It ended without its answer (its budget, say): a write of it must not be started now.
+            self._listener.attempt_ended(call_id)
+        return True
 
     @staticmethod
     def _forget(executor: AttachedExecutor, call_id: str, reservation: Reservation) -> None:
@@ -421,10 +434,13 @@ class ExecutorAdapter:
         ):
             self.counters["stale_waiting_frames"] += 1
             return
-        if reservation.request_id:
-            raise PeerProtocolError(f"{message.call_id} has two pending requests")
         if not message.request_id:
             raise PeerProtocolError(f"{message.call_id} waits without a request id")
+        if message.request_id in (reservation.request_id, reservation.answered_id):
+            self.counters["stale_waiting_frames"] += 1  # said twice
+            return
+        if reservation.request_id:
+            raise PeerProtocolError(f"{message.call_id} has two pending requests")
         reservation.request_id = message.request_id
         assert self._listener is not None
         if payload.wait_kind is WaitKind.FUNCTION_CODE:
@@ -618,6 +634,7 @@ class ExecutorAdapter:
             self.counters["stale_resumes"] += 1
             return
         reservation.request_id = ""
+        reservation.answered_id = request_id
         message = ResumeCall(
             executor_id=executor.executor_id,
             call_id=call_id,
@@ -690,8 +707,9 @@ class ExecutorAdapter:
             vital.running_call_seq,
             vital.scheduler_idle_ms,
         )
+        inflight, available = vital.inflight_count, vital.available_contexts
+        retires = False
         heartbeat_seq = executor.heartbeat_seq
-        usable = max(0, self._inflight_max - executor.draining_roots)
         if executor.has_table:
             sample, beat = (
                 self._table.scheduler(executor.slot_index),
@@ -699,24 +717,27 @@ class ExecutorAdapter:
             )
             if sample is not None:
                 runnable, running_seq = sample.runnable, sample.running_call_seq
+                inflight, available = sample.inflight, sample.available_contexts
+                retires = not sample.attached and sample.finished_calls > 0
                 idle_ms = max(0, now_ms - sample.last_active_ns // 1_000_000)
                 heartbeat_seq = sample.version
-                if not sample.attached and sample.finished_calls:
-                    usable = 0  # it retires: it takes no root call and ends when it is empty
             if beat is not None:
                 memory_bytes = beat.memory_bytes
         else:
             idle_ms += now_ms - executor.beat_ms
+        # It has room, and says that it takes nothing. Its calls and their sub-calls go on.
+        retires = retires or (available == 0 and inflight < self._inflight_max)
         return ExecutorSnapshot(
             executor_id=executor.executor_id,
             incarnation_id=executor.incarnation_id,
             healthy=not (executor.is_gone or executor.is_retiring),
-            usable_contexts=usable,
+            usable_contexts=0 if retires else max(0, self._inflight_max - executor.draining_roots),
             runnable_count=runnable,
             memory_bytes=memory_bytes,
             heartbeat_seq=heartbeat_seq,
             running_call_seq=running_seq,
             scheduler_idle_ms=idle_ms,
+            draining_count=executor.draining_roots,
         )
 
     def attached_executors(self) -> Iterable[AttachedExecutor]:
@@ -782,6 +803,7 @@ class ExecutorAdapter:
         ``exit_code``: negative for a signal, None if unknown. ``last``: its heartbeat row at death.
         """
         slot = self._slots[executor_id]
+        self._forget_process(slot, pid)
         executor = slot.executor
         if executor is None or executor.pid != pid:
             return
@@ -796,6 +818,17 @@ class ExecutorAdapter:
             if reservation.request_id and self._listener is not None:
                 self._listener.attempt_ended(call_id)
         self._emit(self._lost(executor, exit_code, last))
+
+    def _forget_process(self, slot: _Slot, pid: int) -> None:
+        """What a dead process left at the door must not attach: nobody would report its exit again, and
+        the slot would be taken for ever."""
+        if slot.expected_pid == pid:
+            slot.expected_pid = 0
+        for entry in [entry for entry in slot.parked if entry[0].peer_pid == pid]:
+            slot.parked.remove(entry)
+            self._refuse(slot, entry[0], "its process has ended")
+        for connection in [c for c in slot.unattached if c.peer_pid == pid]:
+            self._refuse(slot, connection, "its process has ended")
 
     def _lost(
         self, executor: AttachedExecutor, exit_code: int | None, last: SchedulerSample | None

@@ -23,9 +23,20 @@ RECEIVE_BYTES_MAX = 256 * 1024
 class ExecutorConnection:
     """A connected executor, attached or not yet."""
 
-    __slots__ = ("_decoder", "_head", "_outbox", "peer_pid", "socket", "wants_write")
+    __slots__ = (
+        "_decoder",
+        "_head",
+        "_outbox",
+        "_outbox_frames_max",
+        "peer_pid",
+        "socket",
+        "wants_write",
+    )
 
-    def __init__(self, sock: socket.socket, peer_pid: int) -> None:
+    def __init__(
+        self, sock: socket.socket, peer_pid: int, outbox_frames_max: int = OUTBOX_FRAMES_MAX
+    ) -> None:
+        self._outbox_frames_max = outbox_frames_max
         self.socket = sock
         self.peer_pid = peer_pid
         self.wants_write = False
@@ -37,7 +48,7 @@ class ExecutorConnection:
     @property
     def outbox_is_full(self) -> bool:
         """Whether an ExecuteCall must go elsewhere."""
-        return len(self._outbox) >= OUTBOX_FRAMES_MAX
+        return len(self._outbox) >= self._outbox_frames_max
 
     def receive(self) -> tuple[Sequence[Frame], bool]:
         """Frames that have arrived, and whether the other end is still there.

@@ -482,3 +482,24 @@ def test_nothing_acknowledged_is_lost_or_half_there_when_the_process_is_killed(
     partners = ask(store, "get_rows", "t", keys=[{"id": -n - 2} for n in ids])
     assert None not in there[: acknowledged + 1]
     assert [row is None for row in there] == [row is None for row in partners]
+
+
+HALF_WRITTEN = """
+import os, sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("PRAGMA journal_mode=DELETE")
+db.execute("PRAGMA cache_size=1")
+db.execute("BEGIN")
+db.execute("CREATE TABLE half(x)")
+db.executemany("INSERT INTO half VALUES(?)", [("x" * 1000,) for _ in range(1000)])
+os._exit(0)
+"""
+
+
+def test_what_a_killed_process_left_half_done_is_taken_back(io: StartIo, path: Path) -> None:
+    """Killed while it made the file: only a connection that may write can roll that back."""
+    path.parent.mkdir()
+    subprocess.run([sys.executable, "-c", HALF_WRITTEN, str(path)], check=True)
+    assert path.with_name(path.name + "-journal").exists()
+    store = io(blockdb={"path": str(path)})
+    assert ask(store, "get_row", "t", key={"id": 1}) is None

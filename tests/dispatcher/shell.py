@@ -35,6 +35,8 @@ class Shell:
     def __init__(self, executors: int = 1, **config: Any) -> None:
         self.core: DispatcherCore = dispatcher_core(**config)
         self.full: set[str] = set()
+        self.is_checked = True
+        """All invariants after each event; off for long histories, each check being linear in calls."""
         self.now_ms = 1_000
         self.started: dict[str, StartAttempt] = {}
         self.results: dict[str, CallResult] = {}
@@ -60,7 +62,8 @@ class Shell:
                 return commands
 
     def _perform(self, commands: list[Command]) -> list[Command]:
-        assert_all(self.core)
+        if self.is_checked:
+            assert_all(self.core)
         done: list[Command] = []
         for command in commands:
             if isinstance(command, BindCall):

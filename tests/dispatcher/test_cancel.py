@@ -5,6 +5,7 @@ from collections.abc import Callable
 from blockx.dispatcher.commands import AbortAttempt, FinishTask, StopProduction
 from blockx.dispatcher.events import (
     AttemptCompleted,
+    CallCancelled,
     ProductionEnded,
     RetryDue,
     StreamBatchSubmitted,
@@ -249,3 +250,119 @@ def test_a_task_that_waits_for_a_slot_can_be_cancelled(shell: Callable[..., Shel
     s.submit(1, "a")
     s.submit(1, "b")
     assert s.names(s.post(TaskCancelled("b@1", False, 0))) == ["EmitResult b/0", "FinishTask b@1"]
+
+
+# Share of failures -----------------------------------------------------------------------------------
+
+
+def test_above_a_share_of_failures_the_task_stops_and_running_calls_end(
+    shell: Callable[..., Shell],
+) -> None:
+    s = shell(task_max_inflight_calls=3)
+    policy = FailurePolicy.STOP_ABOVE_RATIO
+    s.submit(9, failure_policy=policy, failure_ratio_max=0.5, failure_calls_min=2)
+    s.fail("t/0", ErrorKind.USER_ERROR)  # 1 of 1: too few have ended
+    s.complete("t/1")  # 1 of 2: not above
+    assert s.core.state.tasks["t@1"].end is None
+    s.fail("t/2", ErrorKind.USER_ERROR)  # 2 of 3
+    s.complete("t/3")
+    finish = s.complete("t/4")[-1]
+    why = "2 of 3 calls failed before, above the failure_ratio_max 0.5 of the job"
+    assert finish == FinishTask(
+        "t@1",
+        TaskEnd.STOPPED,
+        CallError(ErrorKind.USER_ERROR, f"{why}; the last: t/2: ValueError: no"),
+        CallCounts(calls=9, ok=3, failed=6, ran=5, not_run=4, executed=5),
+        CallCounts(),
+    )
+    assert s.results["t/8"].error == CallError(ErrorKind.CANCELLED, f"not run: {why}")
+
+
+# One call ----------------------------------------------------------------------------------------------
+
+CALL_CANCELLED = CallError(ErrorKind.CANCELLED, "the call was cancelled")
+
+
+def test_cancelling_a_running_call_ends_it_at_once_and_the_others_go_on(
+    shell: Callable[..., Shell],
+) -> None:
+    s = shell(task_max_inflight_calls=1)
+    s.submit(2)
+    assert s.names(s.post(CallCancelled("t/0", 0))) == [
+        "AbortAttempt t/0",
+        "EmitResult t/0",
+        "StartAttempt t/1",
+    ]
+    assert s.results["t/0"].error == CALL_CANCELLED
+    assert s.post(dummy(AttemptCompleted, call_id="t/0")) == []
+    s.complete("t/1")
+    assert s.results["t/1"].error is None
+
+
+def test_cancelling_a_call_that_waits_for_its_turn_takes_it_out_of_the_queue(
+    shell: Callable[..., Shell],
+) -> None:
+    s = shell(executors=0)
+    s.submit(3)
+    assert s.names(s.post(CallCancelled("t/1", 0))) == ["EmitResult t/1"]
+    s.snapshots(snapshot())
+    assert list(s.started) == ["t/0", "t/2"]
+
+
+def test_when_a_leader_is_cancelled_the_next_follower_leads(shell: Callable[..., Shell]) -> None:
+    s = shell()
+    s.submit([call_spec(0, b"[7]"), call_spec(1, b"[7]")])
+    assert s.names(s.post(CallCancelled("t/0", 0))) == [
+        "AbortAttempt t/0",
+        "EmitResult t/0",
+        "StartAttempt t/1",
+    ]
+
+
+def test_a_cancelled_follower_does_not_share_what_its_leader_brings(
+    shell: Callable[..., Shell],
+) -> None:
+    s = shell()
+    s.submit([call_spec(0, b"[7]"), call_spec(1, b"[7]")])
+    assert s.names(s.post(CallCancelled("t/1", 0))) == ["EmitResult t/1"]
+    assert s.names(s.complete("t/0")) == ["EmitResult t/0", "FinishTask t@1"]
+
+
+def test_a_call_cancelled_while_it_backs_off_is_not_woken(shell: Callable[..., Shell]) -> None:
+    s = shell()
+    s.submit(2)
+    s.fail("t/0", ErrorKind.EXECUTOR_LOST)
+    assert s.names(s.post(CallCancelled("t/0", 0))) == ["EmitResult t/0"]
+    assert s.post(RetryDue("t/0", 1)) == []
+    assert s.core.counters == {"stale_retry_due": 1}
+
+
+def test_cancelling_a_parent_cancels_what_it_waits_for(shell: Callable[..., Shell]) -> None:
+    s = shell()
+    s.submit(2)
+    s.call_function("t/0")
+    assert s.names(s.post(CallCancelled("t/0", 0))) == [
+        "AbortAttempt t/0/sub-1",
+        "AbortAttempt t/0",
+        "EmitResult t/0",
+    ]
+
+
+def test_cancelling_a_subcall_fails_what_its_parent_asked_for(shell: Callable[..., Shell]) -> None:
+    s = shell()
+    s.submit(1)
+    s.call_function("t/0")
+    answer = s.post(CallCancelled("t/0/sub-1", 0))
+    assert s.names(answer) == ["AbortAttempt t/0/sub-1", "ResumeParent t/0"]
+    assert answer[1].error == CallError(
+        ErrorKind.SUBCALL_FAILED, "function g failed: cancelled: the call was cancelled"
+    )
+
+
+def test_cancelling_a_parked_subcall_answers_its_parent(shell: Callable[..., Shell]) -> None:
+    s = shell()
+    s.submit(1)
+    s.snapshots(snapshot(healthy=False))
+    s.call_function("t/0")
+    assert s.names(s.post(CallCancelled("t/0/sub-1", 0))) == ["ResumeParent t/0"]
+    assert s.core.state.parked == {}

@@ -271,6 +271,18 @@ def test_an_aborted_call_still_counts_as_company_until_the_next_snapshot(
     assert "StartAttempt t/0" in s.names(s.snapshots(fresh))
 
 
+def test_an_aborted_call_that_is_still_there_at_the_next_snapshot_counts_as_company(
+    shell: Callable[..., Shell],
+) -> None:
+    s = shell()
+    waits_for_an_empty_executor(s)
+    still_there = snapshot(incarnation_id="exec-0-1", heartbeat_seq=2, draining_count=1)
+    s.snapshots(still_there)
+    assert s.names(s.complete("t/1")) == ["EmitResult t/1"]
+    gone = snapshot(incarnation_id="exec-0-1", heartbeat_seq=3)
+    assert "StartAttempt t/0" in s.names(s.snapshots(gone))
+
+
 def test_a_suspected_call_waits_for_room_in_its_window(shell: Callable[..., Shell]) -> None:
     s = shell(task_max_inflight_calls=1)
     s.post(StreamOpened(task_spec(), 0))

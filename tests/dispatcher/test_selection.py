@@ -9,7 +9,7 @@ from blockx.config import DispatcherConfig
 from blockx.dispatcher.cache import ResultCache
 from blockx.dispatcher.events import CallResumed, CallSuspended
 from blockx.dispatcher.model import Call, ExecutorSnapshot, Task
-from blockx.dispatcher.selection import ExecutorViews
+from blockx.dispatcher.selection import BestFirst, ExecutorViews
 from tests.builders import function_ref, snapshot, task_spec
 from tests.dispatcher.shell import Shell
 
@@ -77,6 +77,7 @@ def test_fewer_runnable_calls_win_before_anything_else() -> None:
 def test_fewer_root_calls_win_when_runnable_is_equal() -> None:
     views = views_of(snapshot("exec-0"), snapshot("exec-1", usable_contexts=64))
     views.by_id["exec-0"].inflight = 1
+    views.touch(views.by_id["exec-0"])
     assert chosen(views) == "exec-1"
 
 
@@ -91,12 +92,14 @@ def test_the_smaller_id_wins_when_all_is_equal() -> None:
 def test_the_local_limit_of_root_calls_holds_whatever_the_snapshot_says() -> None:
     views = views_of(snapshot(usable_contexts=999), executor_max_inflight=2)
     views.by_id["exec-0"].inflight = 2
+    views.touch(views.by_id["exec-0"])
     assert chosen(views) is None
 
 
 def test_calls_bound_since_the_sample_are_added_and_a_new_sample_knows_them() -> None:
     views = views_of(snapshot("exec-0"), snapshot("exec-1", runnable_count=1))
     views.by_id["exec-0"].load += 2
+    views.touch(views.by_id["exec-0"])
     assert chosen(views) == "exec-1"
     views.update(snapshot("exec-0", heartbeat_seq=1))
     assert chosen(views) == "exec-1", "the same sample again knows nothing new"
@@ -107,6 +110,7 @@ def test_calls_bound_since_the_sample_are_added_and_a_new_sample_knows_them() ->
 def test_aborted_calls_take_their_place_until_the_next_snapshot() -> None:
     views = views_of(snapshot(usable_contexts=1))
     views.by_id["exec-0"].draining = 1
+    views.touch(views.by_id["exec-0"])
     assert chosen(views) is None
     views.update(snapshot(usable_contexts=1))
     assert chosen(views) == "exec-0"
@@ -212,3 +216,73 @@ def test_an_executor_that_turned_a_call_away_stays_closed_when_its_reservation_e
     views.refuse(reserved)
     views.unreserve()
     assert chosen(views) is None
+
+
+def plain_choice(views: ExecutorViews, config: DispatcherConfig) -> str | None:
+    """Filter and score over all executors, as the specification has it."""
+    eligible = [
+        (v.load, v.inflight, -(v.usable - v.inflight - v.draining), v.executor_id)
+        for v in views.by_id.values()
+        if v.fit
+        and not v.refused
+        and not v.reserved
+        and v.load < config.executor_max_runnable
+        and v.inflight < config.executor_max_inflight
+        and v.usable - v.inflight - v.draining > 0
+    ]
+    return min(eligible)[3] if eligible else None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_choice_is_that_of_filter_and_score_over_all_executors(seed: int) -> None:
+    rng = random.Random(seed)
+    config = DispatcherConfig(
+        executor_max_inflight=rng.choice([3, 128]), executor_max_runnable=rng.choice([4, 128])
+    )
+    views = ExecutorViews(config, 10_000, random.Random(1))
+    samples = 0
+    for _ in range(600):
+        executor_id = f"exec-{rng.randrange(9)}"
+        view = views.by_id.get(executor_id)
+        what = rng.randrange(8)
+        if what < 2 or view is None:
+            samples += 1
+            view_incarnation = "p0" if view is None else view.incarnation_id
+            fields = {
+                "incarnation_id": f"p{samples}" if rng.random() < 0.1 else view_incarnation,
+                "healthy": rng.random() < 0.9,
+                "usable_contexts": rng.randrange(6),
+                "runnable_count": rng.randrange(5),
+                "heartbeat_seq": samples,
+            }
+            views.update(snapshot(executor_id, **fields))
+        elif what < 6:
+            field = rng.choice(["load", "inflight", "draining"])
+            setattr(view, field, max(0, getattr(view, field) + rng.choice([-1, 1])))
+            views.touch(view)
+        elif what == 6:
+            rng.choice([views.reserve, views.unreserve, lambda v=view: views.refuse(v)])()
+        else:
+            views.lose(executor_id, view.incarnation_id)
+        assert chosen(views) == plain_choice(views, config)
+
+
+def test_a_sampled_choice_is_eligible_and_the_best_of_its_sample() -> None:
+    config = DispatcherConfig(executor_selection_sample_size=3)
+    views = ExecutorViews(config, 10_000, random.Random(5))
+    rng = random.Random(6)
+    for n in range(300):
+        executor_id = f"exec-{rng.randrange(6)}"
+        views.update(snapshot(executor_id, heartbeat_seq=n, usable_contexts=rng.randrange(2)))
+        eligible = {v.executor_id for v in views.by_id.values() if v.usable and v.open}
+        assert (chosen(views) in eligible) if eligible else chosen(views) is None
+
+
+def test_the_heap_of_the_ranking_stays_small() -> None:
+    views = views_of(snapshot("exec-0"), snapshot("exec-1"))
+    for n in range(1_000):
+        view = views.by_id[f"exec-{n % 2}"]
+        view.load = n % 7
+        views.touch(view)
+        views.select()
+    assert len(views._ranking._heap) <= 2 * BestFirst.STALE_RATIO_MAX

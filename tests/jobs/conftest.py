@@ -21,8 +21,10 @@ from blockx.dispatcher.model import (
     Via,
 )
 from blockx.functions.view import FunctionView
+from blockx.jobs.choice import Choice
 from blockx.jobs.report import JobProgress
-from blockx.jobs.runner import JobPort, JobsRun
+from blockx.jobs.run import JobsRun
+from blockx.jobs.runner import JobPort, JobTools
 
 Answer = Callable[[CallSpec], bytes | CallError]
 COSTS = Costs(cpu_us=1, io_us=2, subcall_us=3, sleep_us=4, queue_us=5)
@@ -43,6 +45,9 @@ class FakeDispatch:
     """Most stream batches that were on their way at once."""
     calls: CallCounts = field(default_factory=CallCounts)
     ended: bool = False
+
+    def keep_pins(self, task_id: str, pins: Any, on_pins: Any) -> None:
+        self.pins, self.on_pins = pins, on_pins
 
     def open(self, task: TaskSpec, view: FunctionView, port: JobPort) -> None:
         self.log.append(("open", task.task_id))
@@ -122,7 +127,9 @@ class Folder:
         return (self.path / name).read_text()
 
     def files(self) -> list[str]:
-        return sorted(entry.name for entry in self.path.iterdir() if entry.is_file())
+        """Of the folder itself, without journals."""
+        names = sorted(entry.name for entry in self.path.iterdir() if entry.is_file())
+        return [name for name in names if not name.endswith(".journal")]
 
     def loaded(self, *jobs: dict[str, Any], **sections: Any) -> LoadedConfig:
         config = msgspec.convert({"jobs": list(jobs), **sections}, Config)
@@ -131,9 +138,24 @@ class Folder:
     def view(self) -> FunctionView:
         return FunctionView(self.path / "functions")
 
-    def jobs_run(self, dispatch: Any, *jobs: dict[str, Any], **sections: Any) -> JobsRun:
+    def jobs_run(
+        self,
+        dispatch: Any,
+        *jobs: dict[str, Any],
+        choice: Choice | None = None,
+        tables: Any = None,
+        **sections: Any,
+    ) -> JobsRun:
         loaded = self.loaded(*jobs, **sections)
-        return JobsRun(loaded, loaded.config.jobs, self.view, dispatch, "r1", self.progress)
+        tools = JobTools(
+            loaded=loaded,
+            view_factory=self.view,
+            dispatch=dispatch,
+            run_id="r1",
+            choice=choice or Choice(),
+            tables=tables,
+        )
+        return JobsRun(tools, loaded.config.jobs, self.progress)
 
     def notices(self) -> Sequence[str]:
         return list(self.progress.notices)

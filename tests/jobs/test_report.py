@@ -5,6 +5,7 @@ import json
 import pytest
 
 from blockx.dispatcher.model import CallCounts
+from blockx.jobs.output_file import JobFailedError
 from blockx.jobs.report import (
     JobReport,
     RunReport,
@@ -13,7 +14,6 @@ from blockx.jobs.report import (
     summary_lines,
     table_lines,
 )
-from blockx.jobs.sinks import JobFailedError
 
 CALLS = CallCounts(
     calls=1_320,

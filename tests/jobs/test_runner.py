@@ -2,14 +2,15 @@
 
 import errno
 import json
+import os
 
 import pytest
 
 from blockx.dispatcher.commands import EmitResult, ReturnCredit, StopProduction
 from blockx.dispatcher.model import CallError, TaskEnd
 from blockx.errors import ErrorKind, UsageError
-from blockx.jobs import sinks
-from blockx.jobs.runner import check_jobs
+from blockx.jobs import output_file
+from blockx.jobs.run import check_jobs
 
 JOB = {
     "name": "j",
@@ -189,7 +190,7 @@ def test_no_more_stream_batches_are_out_than_there_are_credits(folder, fake_disp
     def before_batch(batch_id):
         out.append(batch_id)
         if len(out) == 3:  # all credits are out, and none comes back
-            run.request_stop()
+            run.request_stop("SIGINT")
         return []
 
     dispatch = fake_dispatch(echo, before_batch=before_batch)
@@ -209,9 +210,8 @@ def test_jobs_run_one_after_the_other_and_a_later_one_reads_what_an_earlier_wrot
     class Fresh:
         """A new fake for each task."""
 
-        def open(self, task, view, port):
+        def keep_pins(self, task_id, pins, on_pins):
             dispatches.append(fake_dispatch(lambda call: call.args[1:-1]))
-            dispatches[-1].open(task, view, port)
 
         def __getattr__(self, name):
             return getattr(dispatches[-1], name)
@@ -243,7 +243,7 @@ def stop_in_batch(folder, fake_dispatch, times):
 
     def before_batch(batch_id):
         for _ in range(times):
-            run.request_stop()
+            run.request_stop("SIGINT")
         return []
 
     dispatch = fake_dispatch(echo, before_batch=before_batch)
@@ -263,7 +263,7 @@ def test_a_stopped_job_leaves_nothing_and_later_jobs_do_not_run(folder, fake_dis
     assert [(r.name, r.complete) for r in run.reports] == [("j", False)]
     assert dispatch.log[-3:] == [("end_production",), ("cancel", True), ("remove", "j@r1")]
     assert folder.files() == ["calls.jsonl", "rows.jsonl"]
-    assert list((folder.path / "out").iterdir()) == []
+    assert [file.name for file in (folder.path / "out").iterdir()] == ["results.jsonl.journal"]
     assert folder.read("rows.jsonl") == "of an earlier run"
 
 
@@ -284,7 +284,7 @@ def test_a_stop_is_heard_while_a_list_of_nothing_but_bad_lines_is_read(folder, f
     def say_and_stop(sentence):
         say(sentence)
         if sentence.startswith("job j: new"):
-            run.request_stop()
+            run.request_stop("SIGINT")
 
     folder.progress.say = say_and_stop
     run.run()
@@ -295,7 +295,7 @@ def test_a_stop_is_heard_while_a_list_of_nothing_but_bad_lines_is_read(folder, f
 def test_after_the_grace_time_running_calls_are_cancelled(folder, fake_dispatch):
     folder.write("calls.jsonl", "[1]\n")
     run = None
-    dispatch = fake_dispatch(echo, before_batch=lambda _batch_id: run.request_stop() or [])
+    dispatch = fake_dispatch(echo, before_batch=lambda _batch_id: run.request_stop("SIGINT") or [])
     finish = dispatch.finish
     dispatch.finish = lambda end, error=None: (
         finish(end, error) if dispatch.log[-1] == ("cancel", False) else None
@@ -375,6 +375,23 @@ def test_fail_fast_also_stops_at_a_call_that_is_never_dispatched(folder, fake_di
     ]
 
 
+def test_above_its_share_of_failures_a_job_stops_at_a_call_that_is_never_dispatched(
+    folder, fake_dispatch
+):
+    folder.write("calls.jsonl", "[\n[1]\n[2]\n[\n[\n[5]\n")
+    job = {
+        **JOB,
+        "failure_policy": "stop_above_ratio",
+        "failure_ratio_max": 0.5,
+        "failure_calls_min": 2,
+    }
+    batches = {"batch_max_rows": 1, "max_outstanding_batches": 1}
+    run = folder.jobs_run(fake_dispatch(echo), job, stream_build=batches)
+    assert run.run() == 1
+    invalid = "invalid_call"
+    assert statuses(folder) == [invalid, "ok", "ok", invalid, invalid, "task_cancelled"]
+
+
 def test_a_job_whose_outputs_grow_past_the_limit_leaves_none(folder, fake_dispatch):
     folder.write("calls.jsonl", "[1]\n[2]\n")
     dispatch = None
@@ -397,10 +414,14 @@ def test_a_full_disk_fails_its_job_alone(folder, fake_dispatch, monkeypatch):
     dispatch = fake_dispatch(echo)
     run = folder.jobs_run(dispatch, JOB)
 
-    def full(_fd):
-        raise OSError(errno.ENOSPC, "No space left on device")
+    fsync = os.fsync
 
-    monkeypatch.setattr(sinks.os, "fsync", full)
+    def full(fd):
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(".partial"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(fd)
+
+    monkeypatch.setattr(output_file.os, "fsync", full)
     assert run.run() == 1
     assert folder.files() == ["calls.jsonl"]
     assert run.reports[0].error == (
@@ -457,7 +478,7 @@ def test_files_of_an_earlier_run_are_named_in_the_first_line(folder, fake_dispat
     )
     assert run.run() == 0
     assert folder.notices() == [
-        "job j: new, 1 calls of config.yaml -> rows.jsonl, replaces rows.jsonl of an earlier run"
+        "job j: new, 1 calls in the configuration -> rows.jsonl, replaces rows.jsonl of an earlier run"
     ]
 
 
@@ -477,7 +498,7 @@ def test_mistakes_that_can_be_known_are_all_told_before_anything_runs(folder):
     base = folder.path
     assert str(caught.value).splitlines() == [
         "job a: no function 'g'",
-        f"job a: the call list {base}/none.jsonl cannot be opened: No such file or directory",
+        f"job a: {base}/none.jsonl: the call list cannot be opened: No such file or directory",
         f"{base}/file/r.jsonl: cannot be written: a part of its folder's path is a file; name another"
         " file, or see to the folder's permissions",
         f"{base}/folder.jsonl: cannot be written: it is a folder; name a file in it",

@@ -1,192 +1,323 @@
-"""A call list becomes calls, line by line; bad lines harm nobody but themselves."""
+"""Every kind of call list, and how its rows become arguments."""
 
-import hashlib
 import json
+import sqlite3
 
 import pytest
 
+from blockx.backends import table_files
+from blockx.backends.table_access import TableAccess
 from blockx.config import StreamBuildConfig
-from blockx.dispatcher.model import CallSpec
 from blockx.errors import UsageError
-from blockx.jobs import sources
-from blockx.jobs.sources import CallListSource, RejectedCall
+from blockx.jobs.call_list import CallListSource
+from blockx.jobs.sources import registry
+from blockx.jobs.sources.base import Place
+from blockx.jobs.sources.jsonl import identity_of_file
 
-SOURCE = "def _(*args):\n    return {}\n"
-DIGEST = hashlib.sha256(SOURCE.encode()).hexdigest().encode()
+BIG = 2**256 - 1
 
 
-def read(folder, content=None, *, calls=None, function="f", rows_max=100, args_bytes_max=10_000):
-    """All calls of a list, each as (index, function, args) or (index, function, args, kind, message)."""
-    name = "calls.jsonl" if content is not None else calls
-    job = folder.loaded({"name": "j", "function": function, "calls": name}).config.jobs[0]
-    file = folder.write("calls.jsonl", content) if content is not None else None
-    limits = StreamBuildConfig(batch_max_rows=rows_max, batch_max_args_bytes=args_bytes_max)
-    source = CallListSource(job, file, folder.view(), limits)
-    batches = []
-    while (batch := source.next_batch()) is not None:
-        everything = sorted([*batch.calls, *batch.rejected], key=lambda call: call.index)
-        assert [call.index for call in everything] == list(
-            range(batch.first_index, batch.first_index + batch.count)
+def read(folder, calls, *, tables=False, **config):
+    """Arguments of each call as Python values, or the message of a rejected one."""
+    loaded = folder.loaded({"name": "j", "function": "f", "calls": calls}, **config)
+    job = loaded.config.jobs[0]
+    access = TableAccess(loaded) if tables else None
+    source = registry.open_source(job, Place("j", loaded.resolve, access))
+    reader = CallListSource(source, "f", folder.view(), StreamBuildConfig(batch_max_rows=3))
+    found = []
+    try:
+        while (batch := reader.next_batch()) is not None:
+            everything = sorted([*batch.calls, *batch.rejected], key=lambda call: call.index)
+            found += [
+                json.loads(call.args) if call.args else call.error.message for call in everything
+            ]
+    finally:
+        reader.close()
+    return found
+
+
+def mistake(folder, calls, **config):
+    with pytest.raises(UsageError) as caught:
+        read(folder, calls, **config)
+    return str(caught.value).replace(f"{folder.path}/", "")
+
+
+# ---- range and product -----------------------------------------------------------------------------
+
+
+def test_a_range_of_blocks_includes_both_ends(folder):
+    limits = {"from": 0, "to": 25, "step": 10}
+    assert read(folder, {"range": limits}) == [[0], [10], [20]]
+    args = ["to_block", "block", {"value": "dev"}]
+    assert read(folder, {"range": limits, "args": args}) == [
+        [9, 0, "dev"],
+        [19, 10, "dev"],
+        [25, 20, "dev"],
+    ]
+    assert read(folder, {"range": {"from": 7, "to": 7}}) == [[7]]
+
+
+@pytest.mark.parametrize(
+    ("calls", "told"),
+    [
+        ({"range": {"from": 5, "to": 1}}, "calls.range: expected 0 <= from <= to"),
+        ({"range": {"from": 5}}, "job j: range: calls has no to; add it"),
+        (
+            {"range": {"from": 1, "to": 2, "by": 1}},
+            "calls.by: unknown key; known keys: from, to, step",
+        ),
+        ({"range": {"from": 1, "to": "2"}}, "calls.to: expected a whole number, got '2'"),
+        (
+            {"range": {"from": 1, "to": 2}, "args": ["blok"]},
+            "job j: calls.args: there is no column 'blok'; there are: block, to_block",
+        ),
+        (
+            {"range": {"from": 1, "to": 2}, "args": [{"val": 1}]},
+            "expected the name of a column or {value: ...}",
+        ),
+        (
+            {"rang": {}},
+            "job j: calls: expected one of the keys csv, range, product, sqlite, table, got rang",
+        ),
+        ({}, "got nothing"),
+    ],
+)
+def test_a_mistake_in_a_range_is_told_with_its_key(folder, calls, told):
+    assert told in mistake(folder, calls)
+
+
+def test_a_product_has_every_combination_and_the_last_column_turns_fastest(folder):
+    columns = {"token": ["0xa", "0xb"], "block": {"from": 1, "to": 2}, "n": [BIG]}
+    assert read(folder, {"product": columns}) == [
+        [{"token": token, "block": block, "n": BIG}] for token in ("0xa", "0xb") for block in (1, 2)
+    ]
+    assert read(folder, {"product": columns, "args": ["n", "token"]})[:3] == [
+        [BIG, "0xa"],
+        [BIG, "0xa"],
+        [BIG, "0xb"],
+    ]
+    assert read(folder, {"product": {"a": [], "b": [1]}}) == []
+    assert "calls.product.a: expected a list, or from and to" in mistake(
+        folder, {"product": {"a": 1}}
+    )
+
+
+# ---- CSV -------------------------------------------------------------------------------------------
+
+
+def test_a_csv_file_gives_texts_unless_types_are_declared(folder):
+    folder.write("c.csv", f'holder,block,n\n0xA,007,{BIG}\n"a ""b"",\nü",,\n'.encode())
+    assert read(folder, "c.csv") == [
+        [{"holder": "0xA", "block": "007", "n": str(BIG)}],
+        [{"holder": 'a "b",\nü', "block": "", "n": ""}],
+    ]
+    calls = {"csv": "c.csv", "types": {"block": "int", "n": "int"}, "args": ["n", "block"]}
+    assert read(folder, calls) == [[BIG, 7], [None, None]]
+
+
+def test_all_types_of_csv_fields(folder):
+    folder.write("c.csv", "i;f;b;j\n-5;1e3;TRUE;[1, null]\n;;;\n1.5;x;2;{\n")
+    types = {"i": "int", "f": "float", "b": "bool", "j": "json"}
+    calls = {"csv": "c.csv", "types": types, "args": ["i", "f", "b", "j"], "delimiter": ";"}
+    good, empty, bad = read(folder, calls)
+    assert good == [-5, 1000.0, True, [1, None]]
+    assert empty == [None] * 4
+    assert bad == "c.csv:4: column i: '1.5' is no whole number"
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (
+            "a,b\n1\n2,3\n",
+            ["c.csv:2: 1 fields, but the first line names 2", [{"a": "2", "b": "3"}]],
+        ),
+        ('a\n"x"y\nz\n', ["c.csv:2: no CSV: ',' expected after '\"'", [{"a": "z"}]]),
+        (b"a\n\xff\n", ["c.csv:2: column a: "]),
+        ("\ufeffa\n1\n\n2\n", [[{"a": "1"}], [{"a": "2"}]]),
+        ("a\n", []),
+    ],
+)
+def test_a_bad_row_harms_nobody_but_itself(folder, content, told):
+    folder.write("c.csv", content)
+    found = read(folder, "c.csv")
+    assert len(found) == len(told)
+    for one, expected in zip(found, told, strict=True):
+        assert one == expected or (isinstance(one, str) and one.startswith(expected))
+
+
+@pytest.mark.parametrize(
+    ("content", "calls", "told"),
+    [
+        ("", "c.csv", "c.csv: no columns; name them in the first line"),
+        ("a,a\n", "c.csv", "c.csv: two columns 'a'"),
+        ("a\n", {"csv": "c.csv", "types": {"b": "int"}}, "c.csv has no column 'b'; its columns: a"),
+        ("a\n", {"csv": "c.csv", "types": {"a": "number"}}, "calls.types.a: expected text, int"),
+        ("a\n", {"csv": "c.csv", "delimiter": "tab"}, "calls.delimiter: expected one character"),
+        ("a\n", {"csv": "none.csv"}, "none.csv: the call list cannot be opened"),
+    ],
+)
+def test_a_wrong_csv_is_the_users_mistake(folder, content, calls, told):
+    folder.write("c.csv", content)
+    assert told in mistake(folder, calls)
+
+
+# ---- SQLite and tables -----------------------------------------------------------------------------
+
+
+def test_rows_of_a_query_become_calls(folder):
+    with sqlite3.connect(folder.path / "d.sqlite") as db:
+        db.execute("CREATE TABLE t(a INTEGER, b TEXT, c REAL, d BLOB)")
+        db.executemany(
+            "INSERT INTO t VALUES(?, ?, ?, ?)",
+            [
+                (2**63 - 1, "ü", 1.5, b"\x00\xff"),
+                (None, str(BIG), float("inf"), None),
+                (1, "", 2.0, None),
+            ],
         )
-        batches.append([plain(call) for call in everything])
-    source.close()
-    return batches
-
-
-def plain(call: CallSpec | RejectedCall):
-    if isinstance(call, CallSpec):
-        return call.index, call.function.function_id, call.args
-    return call.index, call.function_id, call.args, str(call.error.kind), call.error.message
-
-
-BIG = b"115792089237316195423570985008687907853269984665640564039457584007913129639935"
+    db.close()
+    calls = {"sqlite": "d.sqlite", "query": "SELECT a, b, c, d FROM t"}
+    first, second, third = read(folder, calls)
+    assert first == [{"a": 2**63 - 1, "b": "ü", "c": 1.5, "d": "0x00ff"}]
+    assert second == "d.sqlite, row 2: inf is no JSON number"
+    assert third == [{"a": 1, "b": "", "c": 2.0, "d": None}]
+    assert read(folder, {**calls, "query": "SELECT count(*) AS n FROM t", "args": ["n"]}) == [[3]]
 
 
 @pytest.mark.parametrize(
-    ("line", "args"),
+    ("calls", "told"),
     [
-        (b'{"function": "f", "args": [1, 2]}', b"[1, 2]"),
-        (b'{"args": 7, "call_id": "old/3", "error": {"kind": "x"}}', b"[7]"),
-        (b'{"args": null}', b"[null]"),
-        (b'{"args": {"a": 1}}', b'[{"a": 1}]'),
-        (b'{"a": 1}', b'[{"a": 1}]'),
-        (b'{"function": "f"}', b'[{"function": "f"}]'),
-        (b"[1, [2]]", b"[1, [2]]"),
-        (b" 5 ", b"[5]"),
-        (b'"text"', b'["text"]'),
-        (b"[" + BIG + b", 1.50, 1e3]", b"[" + BIG + b", 1.50, 1e3]"),
-        (b'{"args": [1,\r2]}\r', b"[1, 2]"),
-        ('["a\u2028b"]'.encode(), '["a\u2028b"]'.encode()),
+        ({"sqlite": "none.sqlite", "query": "SELECT 1"}, "none.sqlite"),
+        ({"sqlite": "d.sqlite", "query": "SELECT x FROM"}, "calls.query: d.sqlite: "),
+        ({"sqlite": "d.sqlite", "query": "SELECT 1 AS a, 2 AS a"}, "it has two columns 'a'"),
+        ({"sqlite": "d.sqlite", "query": "CREATE TABLE x(a)"}, "readonly"),
+        ({"sqlite": "d.sqlite"}, "calls has no query; add it"),
     ],
 )
-def test_arguments_are_the_bytes_of_the_line(folder, line, args):
-    assert read(folder, line + b"\n") == [[(0, "f", args)]]
+def test_a_wrong_query_is_the_users_mistake(folder, calls, told):
+    sqlite3.connect(folder.path / "d.sqlite").close()
+    folder.write("d.sqlite", b"")
+    assert told in mistake(folder, calls)
 
 
-def test_equal_arguments_have_equal_keys_and_other_types_have_not(folder):
-    folder.write("c", '{"args":[{"a":1,"b":2}]}\n[{"b": 2, "a": 1}]\n[1]\n[1.0]\n[true]\n')
-    job = folder.loaded({"name": "j", "function": "f", "calls": "c"}).config.jobs[0]
-    source = CallListSource(job, folder.path / "c", folder.view(), StreamBuildConfig())
-    batch = source.next_batch()
-    source.close()
-    keys = [call.key for call in batch.calls]
-    assert keys[0] == keys[1] == DIGEST + b'[{"a":1,"b":2}]'
-    assert len(set(keys)) == 4
+def test_rows_of_a_table_become_calls_in_key_order(folder):
+    folder.write("rows.jsonl", f'{{"k": 2, "v": {BIG}}}\n{{"k": 1}}\n')
+    table_files.load(folder.path / "s.sqlite", "t", folder.path / "rows.jsonl", "table", ["k"])
+    backends = {"blockdb": {"path": "s.sqlite", "memory": {"m": "rows.jsonl"}}}
+    assert read(folder, {"table": "t"}, tables=True, backends=backends) == [
+        [{"k": 1}],
+        [{"k": 2, "v": BIG}],
+    ]
+    assert read(folder, {"table": "t", "args": ["v"]}, tables=True, backends=backends) == [
+        [None],
+        [BIG],
+    ]
+    assert read(folder, {"table": "m", "args": ["k"]}, tables=True, backends=backends) == [[2], [1]]
+    told = mistake(folder, {"table": "x"}, tables=True, backends=backends)
+    assert "no table 'x'; there are: " in told
+    assert "there is no table store" in mistake(folder, {"table": "t"})
 
 
-def test_blank_lines_and_a_byte_order_mark_are_no_calls(folder):
-    content = b"\xef\xbb\xbf1\n\n  \t \n\r\n2"
-    assert read(folder, content) == [[(0, "f", b"[1]"), (1, "f", b"[2]")]]
-
-
-@pytest.mark.parametrize("content", [b"", b"\n", b"\xef\xbb\xbf", b" \n \n"])
-def test_an_empty_list_has_no_calls(folder, content):
-    assert read(folder, content) == []
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (b'{"args": [1,]}', "calls.jsonl:2: JSON is malformed: trailing comma in array (byte 12)"),
-        (b"[1", "calls.jsonl:2: Input data was truncated"),
-        (b'["\xff"]', "calls.jsonl:2: not UTF-8 at byte 3: invalid start byte"),
-        (
-            b'{"function": 3, "args": 1}',
-            "calls.jsonl:2: expected the name of a function as text, got 3",
-        ),
-        (
-            b'{"function": "", "args": 1}',
-            'calls.jsonl:2: expected the name of a function as text, got ""',
-        ),
-    ],
-)
-def test_a_malformed_line_is_one_failed_call_with_its_place(folder, line, message):
-    [[before, bad, after]] = read(folder, b"1\n" + line + b"\n2\n")
-    assert (before, after) == ((0, "f", b"[1]"), (2, "f", b"[2]"))
-    assert bad[0] == 1
-    assert bad[2:] == (None, "invalid_call", message)
+# ---- what tells one list from another --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "line", [b'["a\rb"]', b"[1e400]", b"[" + b"9" * 5_000 + b"]", b"nul", b"1 2"]
+    ("content", "count"),
+    [(b"", 0), (b"1\n2", 2), (b"1\n\n \t\r\n2\n\n", 2), (b"\n\n", 0), (b"1\r\n2\r\n", 2)],
 )
-def test_what_is_no_exact_json_is_refused_and_its_neighbours_are_not(folder, line):
-    [[before, bad, after]] = read(folder, b"1\n" + line + b"\n2\n")
-    assert (before, after) == ((0, "f", b"[1]"), (2, "f", b"[2]"))
-    assert bad[2:4] == (None, "invalid_call")
+def test_calls_of_a_file_are_counted_without_reading_them_one_by_one(folder, content, count):
+    file = folder.write("c", content)
+    identity = identity_of_file(file)
+    assert (identity.count, len(identity.fingerprint)) == (count, 64)
 
 
-def test_an_overlong_line_is_skipped_without_being_held(folder, monkeypatch):
-    monkeypatch.setattr(sources, "LINE_BYTES_MAX", 20)
-    content = b"1\n" + b"[" + b" " * 3_000_000 + b"]\n2\n" + b"3" * 20 + b"\n" + b"4" * 21
-    [[one, bad, two, exact, end]] = read(folder, content)
-    assert bad == (1, "f", None, "invalid_call", "calls.jsonl:2: a line of more than 20 bytes")
-    assert (one, two, exact) == (
-        (0, "f", b"[1]"),
-        (2, "f", b"[2]"),
-        (3, "f", b"[" + b"3" * 20 + b"]"),
-    )
-    assert end[4] == "calls.jsonl:5: a line of more than 20 bytes"
+def test_a_list_is_the_same_as_long_as_nothing_of_it_changes(folder):
+    def identity(calls):
+        loaded = folder.loaded({"name": "j", "function": "f", "calls": calls})
+        return registry.identify(loaded.config.jobs[0], Place("j", loaded.resolve)).fingerprint
+
+    folder.write("c.csv", "a\n1\n")
+    lists = [
+        "c.csv",
+        {"csv": "c.csv", "types": {"a": "int"}},
+        {"range": {"from": 0, "to": 5}},
+        {"range": {"from": 0, "to": 6}},
+        {"product": {"a": [1]}},
+        [[1], [2]],
+        [[1], [3]],
+    ]
+    first = [identity(calls) for calls in lists]
+    assert len(set(first)) == len(lists)
+    assert [identity(calls) for calls in lists] == first
+    folder.write("c.csv", "a\n2\n")
+    assert [identity(calls) for calls in lists[:2]] != first[:2]
+    assert identity({"sqlite": "d", "query": "q"}) == ""
 
 
-def test_arguments_that_fit_no_frame_fail_their_call(folder, monkeypatch):
-    monkeypatch.setattr(sources, "ARGS_BYTES_MAX", 10)
-    [[good, bad]] = read(folder, b"[12345678]\n[123456789]\n")
-    assert good == (0, "f", b"[12345678]")
-    message = "calls.jsonl:2: arguments of 11 bytes, at most 10 can be passed"
-    assert bad == (1, "f", b"[123456789]", "invalid_call", message)
+@pytest.mark.slow
+def test_a_job_over_a_query_resumes_if_its_finished_rows_are_the_same(folder, fake_dispatch):
+    def fill(values):
+        with sqlite3.connect(folder.path / "d.sqlite") as db:
+            db.execute("DROP TABLE IF EXISTS t")
+            db.execute("CREATE TABLE t(a)")
+            db.executemany("INSERT INTO t VALUES(?)", [(value,) for value in values])
+        db.close()
+
+    job = {
+        "name": "j",
+        "function": "f",
+        "calls": {"sqlite": "d.sqlite", "query": "SELECT a FROM t", "args": ["a"]},
+        "results": "r.jsonl",
+    }
+    limit = folder.jobs_run
+    from blockx.jobs.choice import Choice
+
+    fill([1, 2, 3])
+    limit(fake_dispatch(lambda call: call.args), job, choice=Choice(limit=2)).run()
+    fill([1, 9, 3])
+    assert limit(fake_dispatch(lambda call: call.args), job).run() == 1
+    assert "the call list has changed, first at d.sqlite, row 2" in folder.notices()[-1]
+    fill([1, 2, 4])
+    assert limit(fake_dispatch(lambda call: call.args), job).run() == 0
+    assert [json.loads(line)["output"] for line in folder.read("r.jsonl").splitlines()] == [
+        [1],
+        [2],
+        [4],
+    ]
+    limit(fake_dispatch(lambda call: call.args), job).run()
+    assert folder.notices()[-1].startswith("job j: finished, ")
+    fill([1, 2, 5])
+    limit(fake_dispatch(lambda call: call.args), job).run()
+    assert "job j: new (since the finished run the call list has changed), " in folder.notices()[-2]
 
 
-def test_a_missing_function_and_one_that_does_not_compile_fail_their_calls(folder):
-    folder.add_function("holder_balance", SOURCE)
-    folder.add_function("broken", "def _(:\n")
-    lines = [{"function": n, "args": 1} for n in ("holder_balanc", "broken", "broken", "f")]
-    [[missing, broken, again, good]] = read(folder, "".join(json.dumps(n) + "\n" for n in lines))
-    message = "no function 'holder_balanc'; did you mean holder_balance?"
-    assert missing == (0, "holder_balanc", b"[1]", "function_not_found", message)
-    assert broken[:4] == (1, "broken", b"[1]", "load_error")
-    assert "line 1" in broken[4]
-    assert again[1:] == broken[1:]
-    assert good == (3, "f", b"[1]")
+def test_a_source_of_another_distribution_is_found_by_its_entry_point(folder, monkeypatch):
+    class Letters:
+        name = "letters"
 
+        def __init__(self, spec, place):
+            self.letters = spec["letters"]
 
-def test_without_a_default_function_a_line_must_name_one(folder):
-    [[bare, none, good]] = read(
-        folder, b'[1]\n{"args": 1}\n{"function": "f", "args": 1}\n', function=""
-    )
-    assert bare[2:] == (
-        None,
-        "invalid_call",
-        'calls.jsonl:1: expected {"function": "...", "args": ...}, got [1];'
-        " a bare argument needs the job's key function",
-    )
-    assert none[3:] == (
-        "invalid_call",
-        "calls.jsonl:2: expected the name of a function as text, got none",
-    )
-    assert good == (2, "f", b"[1]")
+        def lines(self):
+            for number, letter in enumerate(self.letters):
+                yield number, json.dumps(letter).encode(), ""
 
+        def place(self, number):
+            return f"letter {number}"
 
-def test_inline_calls_follow_the_same_law(folder):
-    [[big, named, text]] = read(
-        folder, calls=[[2**256 - 1], {"function": "f", "args": {"a": 1}}, "0x12"]
-    )
-    assert big == (0, "f", b"[" + BIG + b"]")
-    assert named == (1, "f", b'[{"a":1}]')
-    assert text == (2, "f", b'["0x12"]')
+        def close(self):
+            """Nothing is open."""
 
+    class Point:
+        name = "letters"
 
-def test_stream_batches_are_bounded_by_rows_and_by_bytes(folder):
-    sizes = [len(batch) for batch in read(folder, b"1\n" * 7, rows_max=3)]
-    assert sizes == [3, 3, 1]
-    content = b"".join(b'"%b"\n' % (b"x" * 96) for _ in range(5))
-    assert [len(batch) for batch in read(folder, content, args_bytes_max=200)] == [2, 2, 1]
-    assert [len(batch) for batch in read(folder, b"[\n" * 5, args_bytes_max=3)] == [3, 2]
+        def load(self):
+            return Letters
 
-
-def test_a_list_that_cannot_be_opened_is_the_users_mistake(folder):
-    job = folder.loaded({"name": "j", "function": "f", "calls": "none.jsonl"}).config.jobs[0]
-    with pytest.raises(
-        UsageError, match=r"none\.jsonl: the call list cannot be opened: No such file"
-    ):
-        CallListSource(job, folder.path / "none.jsonl", folder.view(), StreamBuildConfig())
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Point()])
+    registry._openers.cache_clear()
+    try:
+        assert read(folder, {"letters": "abc"}) == [["a"], ["b"], ["c"]]
+    finally:
+        registry._openers.cache_clear()

@@ -126,6 +126,7 @@ class World:
         return peer
 
     def beat(self, peer, executor_id="exec-0", incarnation="aa", has_table=False, **fields):
+        fields.setdefault("available_contexts", 128)
         payload = m.HeartbeatPayload(
             executor_process_instance_id=incarnation, pid=os.getpid(), has_table=has_table, **fields
         )
@@ -222,6 +223,29 @@ def test_a_connection_that_begins_wrongly_is_refused(world, first):
         peer.sendall(b"\xff" * 8)
     world.loop.turn()
     assert peer.recv(1) == b""
+    assert world.adapter.snapshots() == []
+
+
+@pytest.mark.parametrize("when", ["accepted", "parked", "not accepted yet"])
+def test_a_connection_of_a_process_that_has_ended_does_not_take_the_slot(world, when):
+    if when != "parked":
+        world.adapter.executor_spawned("exec-0", os.getpid())
+    if when == "not accepted yet":
+        peer = socket.socket(socket.AF_UNIX)
+        world.peers.append(peer)
+        peer.connect(str(world.path))
+    else:
+        peer = world.connect()
+    world.beat(peer)
+    if when == "parked":
+        world.loop.turn()
+    world.adapter.executor_exited("exec-0", os.getpid(), -9, None)
+    if when == "not accepted yet":
+        world.loop.turn()
+        world.loop.turn()
+        world.now += 5_001
+        world.adapter.drop_parked()
+    assert world.adapter.counters == {"connections_refused": 1}
     assert world.adapter.snapshots() == []
 
 
@@ -457,6 +481,55 @@ def test_an_executor_that_retires_offers_no_places(world):
     row.write_scheduler()
     assert world.adapter.snapshots()[0].usable_contexts == 0
     row.close()
+
+
+def test_an_executor_that_has_room_and_says_that_it_has_none_gets_no_root_calls(world):
+    peer = world.attach()
+    world.beat(peer, available_contexts=0, inflight_count=3)
+    world.loop.turn()
+    snapshot = world.adapter.snapshots()[0]
+    assert (snapshot.healthy, snapshot.usable_contexts) == (True, 0)
+    world.beat(peer, available_contexts=0, inflight_count=4)
+    world.loop.turn()
+    assert world.adapter.snapshots()[0].usable_contexts == 4, "it is full, main knows that itself"
+
+
+def test_a_question_said_twice_is_asked_once(world):
+    peer = world.attach()
+    world.start()
+    world.send(peer, waiting(m.WaitKind.IO))
+    world.send(peer, waiting(m.WaitKind.IO))
+    world.loop.turn()
+    assert (len(world.io), world.killed) == (1, [])
+    payload = m.ResumeCallPayload(resume_kind=m.WaitKind.IO, attempt_seq=1)
+    world.adapter.resume_io("exec-0", "j/0", "req-aa-1", payload, None)
+    world.send(peer, waiting(m.WaitKind.IO))
+    world.loop.turn()
+    assert len(world.io) == 1
+    assert world.adapter.counters == {"stale_waiting_frames": 2}
+
+
+def test_an_answer_to_a_cancelled_call_is_counted_and_not_sent(world):
+    peer = world.attach()
+    world.start()
+    world.send(peer, waiting(m.WaitKind.IO))
+    world.loop.turn()
+    world.adapter.abort(AbortAttempt("j/0", 1, "exec-0", 7, "cancelled"))
+    world.adapter.flush()
+    world.receive(peer)
+    payload = m.ResumeCallPayload(resume_kind=m.WaitKind.IO, attempt_seq=1)
+    world.adapter.resume_io("exec-0", "j/0", "req-aa-1", payload, None)
+    assert world.adapter.counters == {"stale_resumes": 1}
+    assert not world.adapter.has_unsent
+
+
+def test_when_a_call_ends_without_its_answer_nothing_more_is_started_for_it(world):
+    peer = world.attach()
+    world.start()
+    world.send(peer, waiting(m.WaitKind.IO))
+    world.completed(peer)
+    world.loop.turn()
+    assert world.ended == ["j/0"]
 
 
 def test_the_row_of_another_incarnation_blames_nobody(world):

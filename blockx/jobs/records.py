@@ -1,124 +1,100 @@
-"""Where outcomes go: ``results``, ``output`` and ``failures``, three files of JSON lines.
+"""How an outcome looks in each output, and the outputs of one job together.
 
-Jobs thread only. A file is written as ``NAME.partial`` beside its place and renamed when the job is
-complete, after everything has reached the disk: what stands under a final name is whole, or it is
-what an earlier run left. Values of users are spliced in as the bytes they are; no number is read
-and written again. Rows are told apart by their first byte.
+Jobs thread only. A *record* is the bytes of one finished call for each of three outputs: ``results``, ``output``,
+``failures``. It goes into the journal, waits for its turn in the reorder buffer, and is written in list order.
+Values of users are spliced in as the bytes they are; no number is read and written again, but for an ``output``
+with columns. For such an output the second part of a record is a *group* (see ``sinks.groups``), and the third
+is empty.
 
-Invariant: each file is closed exactly once, by ``publish`` or by ``discard``.
+Invariant: all outputs get their final names, or none does and nothing is left (``keep`` apart).
 """
 
-import contextlib
-import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 from blockx.config import JobConfig, LoadedConfig
 from blockx.dispatcher.model import CallError, CallResult, Via
-from blockx.errors import UsageError
 from blockx.ipc import exact_json
+from blockx.jobs.journal import SUFFIX as JOURNAL_SUFFIX
+from blockx.jobs.output_file import JobFailedError, OutputFile
 from blockx.jobs.reorder import Record
+from blockx.jobs.sinks import registry
+from blockx.jobs.sinks.base import Row, Sink, SinkPlace, TableWriter
+from blockx.jobs.sinks.groups import GroupWriter, group_of
 
-PARTIAL_SUFFIX = ".partial"
 ARGS_SHOWN_CHARS = 500
 """How much of a failed call's arguments stands in its error."""
 FUNCTION_NAMES_MAX = 10_000
 """Encoded names of functions that are kept. Full: forgotten, and encoded again."""
 _BUFFER_BYTES = 1 << 18
+EMPTY: Record = (b"", b"", b"")
+"""Of a call that is left out."""
 
 
-class JobFailedError(Exception):
-    """A job cannot go on: a file cannot be written or read (a full disk). The text names it and
-    says why."""
-
-
-class OutputFile:
-    """One file that gets its name when it is whole."""
-
-    def __init__(self, path: Path) -> None:
-        """Open ``path.partial``, making the folder; a leftover of a killed run is overwritten.
-
-        Raises:
-            JobFailedError: it cannot be made.
-        """
-        # A link is followed, so that it stays a link.
-        self.path = Path(os.path.realpath(path))
-        self._partial = partial_of(self.path)
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: BinaryIO = self._partial.open("wb", buffering=_BUFFER_BYTES)
-        except OSError as error:
-            raise self._failed(error) from None
-
-    def write(self, data: bytes) -> None:
-        """Append bytes. Raises JobFailedError."""
-        try:
-            self._file.write(data)
-        except OSError as error:
-            raise self._failed(error) from None
+class _Output(Protocol):
+    """What a file and a group writer have in common."""
 
     def flush_to_disk(self) -> None:
-        """Everything written is on the disk afterwards. Raises JobFailedError."""
-        try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-        except OSError as error:
-            raise self._failed(error) from None
+        """Everything is on the disk afterwards."""
 
     def rename(self) -> None:
-        """Give the file its final name; after ``flush_to_disk``. Raises JobFailedError."""
-        try:
-            self._partial.replace(self.path)
-            _sync_folder(self.path.parent)
-        except OSError as error:
-            raise self._failed(error) from None
+        """Show it under its final name."""
 
     def discard(self) -> None:
-        """Remove what was written. Never fails; idempotent."""
-        with contextlib.suppress(OSError):  # closing flushes, and the disk may be full
-            self._file.close()
-        self._partial.unlink(missing_ok=True)
-
-    def _failed(self, error: OSError) -> JobFailedError:
-        return JobFailedError(
-            f"{self.path}: cannot be written: {error.strerror} (errno {error.errno});"
-            " free the disk or name another file, then run again"
-        )
+        """Remove it."""
 
 
 class JobSinks:
-    """The outputs of one job that are wanted, and how an outcome looks in each."""
+    """The outputs of one job that are wanted."""
 
-    def __init__(self, job: JobConfig, loaded: LoadedConfig) -> None:
+    outputs_count = 3
+    """Parts of a record: results, output, failures."""
+
+    def __init__(
+        self, job: JobConfig, loaded: LoadedConfig, tables: TableWriter | None = None
+    ) -> None:
         """Open all files.
 
         Raises:
             JobFailedError: one cannot be made; nothing is left.
         """
+        self._job, self._loaded, self._tables = job, loaded, tables
         self._call_id_prefix = exact_json.encode(f"{job.name}/")[:-1]
         self._names: dict[str, bytes] = {}
+        self.form = form_of(job)
         self._keeps = (bool(job.results), bool(job.output), bool(job.failures))
         self.rows_count = 0
         """Rows found in the outcomes so far, also if ``output`` is not kept."""
         self.rowless_functions: dict[str, str] = {}
         """Functions that returned something that is no row -> what it was, the first time."""
         self._files: list[OutputFile | None] = []
+        self._groups: GroupWriter | None = None
+        self._is_kept = False
+        names = (job.results, job.output if self.form == "lines" else "", job.failures)
         try:
-            for name in (job.results, job.output, job.failures):
+            for name in names:
                 self._files.append(OutputFile(loaded.resolve(name)) if name else None)
         except JobFailedError:
             self.discard()
             raise
+        if self.form == "groups":
+            self._groups = GroupWriter(self._open_sink, self._write_failure)
         self._folder = next((file.path.parent for file in self._files if file), None)
 
-    outputs_count = 3
-    """Parts of a record: results, output, failures."""
+    @property
+    def refused_count(self) -> int:
+        """Rows that did not fit into the columns of ``output``."""
+        return 0 if self._groups is None else self._groups.refused_count
+
+    @property
+    def first_refusal(self) -> str:
+        """Call, row and field of the first of them, and why."""
+        return "" if self._groups is None else self._groups.first_refusal
 
     def encode(self, result: CallResult, args: bytes | None) -> Record:
-        """The bytes of one outcome for each output. ``args``: of a failed call, if it has any."""
+        """The bytes of one outcome for each output. ``args``: of the call, where ``needs_args``."""
         if result.error is not None:
             return self._encode_failed(result, result.error, args)
         output = result.output
@@ -128,10 +104,23 @@ class JobSinks:
         if keeps_results:
             line = b'%b"status":"ok","output":%b%b' % (self._head(result), output, _tail(result))
         rows = self._rows(result.function_id, output)
-        return line, rows if keeps_rows else b"", b""
+        if not keeps_rows or not rows:
+            return line, b"", b""
+        if self._groups is None:
+            return line, b"\n".join(rows) + b"\n", b""
+        listed = b"[%b]" % b",".join(rows)
+        function = self._name(result.function_id)
+        return line, group_of(self._call_id(result), function, args or b"[]", listed), b""
+
+    def needs_args(self, result: CallResult) -> bool:
+        """Whether ``encode`` wants the arguments: finding them costs something."""
+        return result.error is not None or self._groups is not None
 
     def write(self, output: int, data: bytes) -> None:
         """Append to one output. Raises JobFailedError."""
+        if output == 1 and self._groups is not None:
+            self._groups.feed(data)
+            return
         file = self._files[output]
         if file is not None:
             file.write(data)
@@ -143,19 +132,51 @@ class JobSinks:
         return cast(BinaryIO, file)  # on Linux, a plain file object
 
     def publish(self) -> None:
-        """Give all files their final names, once all of them are on the disk. Raises
+        """Give all outputs their final names, once all of them are on the disk. Raises
         JobFailedError."""
-        files = [file for file in self._files if file is not None]
-        for file in files:
-            file.flush_to_disk()
-        for file in files:
-            file.rename()
+        outputs = self._outputs()
+        for output in outputs:
+            output.flush_to_disk()
+        for output in outputs:
+            output.rename()
+
+    def keep(self) -> None:
+        """Leave the outputs under their unfinished names, for a look. Raises JobFailedError."""
+        for output in self._outputs():
+            output.flush_to_disk()
+        self._is_kept = True
 
     def discard(self) -> None:
         """Remove everything written; idempotent, and without effect on published files."""
-        for file in self._files:
-            if file is not None:
-                file.discard()
+        if not self._is_kept:
+            for output in self._outputs():
+                output.discard()
+
+    def _outputs(self) -> Sequence[_Output]:
+        """The one with rows first: what it refuses goes to ``failures``."""
+        groups = [] if self._groups is None else [self._groups]
+        return [*groups, *(file for file in self._files if file is not None)]
+
+    def _open_sink(self, sample: list[Row]) -> Sink:
+        job = self._job
+        kind = registry.kind_of(job.output)
+        target = job.output if kind[:1] == "." else job.output.partition(":")[2]
+        place = SinkPlace(
+            target=target,
+            path=self._loaded.resolve(target),
+            declared=job.schema,
+            sample=sample,
+            tables=self._tables,
+        )
+        return registry.opener_of(job.output)(place)
+
+    def _write_failure(self, line: bytes) -> None:
+        file = self._files[2]
+        if file is not None:
+            file.write(line)
+
+    def _call_id(self, result: CallResult) -> bytes:
+        return b'%b%d"' % (self._call_id_prefix, result.index)
 
     def _head(self, result: CallResult) -> bytes:
         return b'{"index":%d,"call_id":%b%d","function":%b,' % (
@@ -188,66 +209,56 @@ class JobSinks:
                 result.index,
                 shown,
             )
+            if self._groups is not None:
+                return line, b"F" + failure, b""
         return line, b"", failure
 
-    def _rows(self, function_id: str, output: bytes) -> bytes:
+    def _rows(self, function_id: str, output: bytes) -> Sequence[bytes]:
         """A dict is one row, a list of dicts several, null none; anything else none and one warning
         a function."""
         first = output[:1]
         if first == b"{":
             self.rows_count += 1
-            return output + b"\n"
+            return (output,)
         if first == b"n" or output == b"[]":
-            return b""
+            return ()
         if first == b"[":
             rows = exact_json.raw_elements(output)
             if all(row[:1] == b"{" for row in rows):
                 self.rows_count += len(rows)
-                return b"\n".join(rows) + b"\n"
+                return rows
         if (
             function_id not in self.rowless_functions
             and len(self.rowless_functions) < FUNCTION_NAMES_MAX
         ):
             self.rowless_functions[function_id] = _shortened(output, 60)
-        return b""
+        return ()
 
 
-def check_writable(path: Path) -> None:
-    """Find out before a run whether an output can be written; leaves nothing but its folder.
-
-    Raises:
-        UsageError: it cannot; the text says why.
-    """
-    real = Path(os.path.realpath(path))
-    if real.is_dir():
-        raise UsageError(f"{path}: cannot be written: it is a folder; name a file in it")
-    partial = partial_of(real)
-    existed = partial.exists()
-    try:
-        real.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("ab"):
-            pass
-        if not existed:
-            partial.unlink()
-    except OSError as error:
-        why = "a part of its folder's path is a file" if real.parent.is_file() else error.strerror
-        raise UsageError(
-            f"{path}: cannot be written: {why}; name another file, or see to the folder's permissions"
-        ) from None
+def form_of(job: JobConfig) -> str:
+    """How rows stand in a record: ``lines`` as they go into a file, or ``groups`` for a sink with columns."""
+    return (
+        "groups"
+        if job.output and registry.kind_of(job.output) != registry.LINES_SUFFIX
+        else "lines"
+    )
 
 
-def partial_of(path: Path) -> Path:
-    """Where a file is written until it is whole."""
-    return path.with_name(path.name + PARTIAL_SUFFIX)
+def output_files(job: JobConfig) -> dict[str, str]:
+    """The files that a job writes: key of the configuration -> name as it stands there."""
+    names = {"results": job.results, "output": job.output, "failures": job.failures}
+    return {key: name for key, name in names.items() if name and registry.is_file(name)}
 
 
-def _sync_folder(folder: Path) -> None:
-    """A rename is durable only once its folder is."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def all_outputs(job: JobConfig) -> list[str]:
+    """Everything that a job writes, as named in the configuration."""
+    return [name for name in (job.results, job.output, job.failures) if name]
+
+
+def journal_place(job: JobConfig, loaded: LoadedConfig) -> Path:
+    """Where the journal of a job is: beside its first file, or beside the configuration."""
+    first = next(iter(output_files(job).values()), job.name)
+    return loaded.resolve(first + JOURNAL_SUFFIX)
 
 
 def _tail(result: CallResult) -> bytes:
@@ -304,8 +315,3 @@ def _shortened(raw: bytes, chars: int) -> str:
     # Cut before decoding: an argument may have megabytes. A character has at most four bytes.
     text = raw[: 4 * chars + 4].decode("utf-8", "replace")
     return text if len(text) <= chars and len(raw) <= 4 * chars + 4 else f"{text[: chars - 3]}..."
-
-
-def all_outputs(job: JobConfig) -> Iterable[str]:
-    """The files that a job writes, as named in the configuration."""
-    return [name for name in (job.results, job.output, job.failures) if name]

@@ -1,0 +1,1 @@
+"""Where rows go: one file a sink, found by ``registry``; jobs thread only."""
