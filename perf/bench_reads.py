@@ -63,7 +63,9 @@ class Request(msgspec.Struct):
 decode_request = msgspec.json.Decoder(Request).decode
 decode_batch = msgspec.json.Decoder(list[Request]).decode
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-REFUSAL = b'{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"batches are not supported"}}'
+REFUSAL = (
+    b'{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"batches are not supported"}}'
+)
 
 
 class NodeConnection(asyncio.Protocol):
@@ -87,9 +89,7 @@ class NodeConnection(asyncio.Protocol):
                 return
             self.received = rest[size:]
             answer = self.answer(rest[:size])
-            self.loop.call_later(
-                DELAY_S, self.transport.write, HEAD % len(answer) + answer
-            )
+            self.loop.call_later(DELAY_S, self.transport.write, HEAD % len(answer) + answer)
 
     def answer(self, body: bytes) -> bytes:
         if body[:1] != b"[":
@@ -175,7 +175,7 @@ class CpuSampler:
 
 # --- blockx, from outside
 
-FUNCTION = '''\
+FUNCTION = """\
 from blockx_sdk import rpc
 
 
@@ -183,7 +183,7 @@ def _(account, block):
     for _ in range({reads}):
         block = int(rpc.call("eth_getBalance", [account, hex(block)]), 16)
     return block
-'''
+"""
 CONFIG = """\
 worker: {{executor_count: {processes}}}
 dispatcher: {{executor_max_inflight: {inflight}, executor_max_runnable: {inflight},
@@ -397,7 +397,9 @@ def print_table(runs: dict[str, list[Measures]]) -> None:
     lean = min(others, key=lambda name: median(runs[name], "cpu_us"), default="")
     for mine in ours:
         bound = PROCESSES * OURS[mine] / (READS * DELAY_S)
-        print(f"{mine}: {median(runs[mine], 'rate') / bound:.2f} of what latency allows ({bound:,.0f}/s)")
+        print(
+            f"{mine}: {median(runs[mine], 'rate') / bound:.2f} of what latency allows ({bound:,.0f}/s)"
+        )
         if best:
             rate, cpu = ratio(runs, mine, best, "rate"), ratio(runs, mine, lean, "cpu_us")
             print(f"  {rate:.2f} x the calls/s of the best other ({best})")
@@ -451,7 +453,9 @@ def main() -> None:
                     mine.append(run_blockx(OURS[name], port, options.calls))
                 else:
                     mine.append(run_other(name, port, options.calls))
-    print(f"{options.reps} repetitions of {options.calls} calls, load after {os.getloadavg()[0]:.1f}")
+    print(
+        f"{options.reps} repetitions of {options.calls} calls, load after {os.getloadavg()[0]:.1f}"
+    )
     print_table(runs)
 
 

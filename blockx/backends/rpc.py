@@ -17,16 +17,17 @@ Nothing is asked of a node before the first read.
 import asyncio
 import heapq
 from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
 from blockx.backends.replies import ReadFailedError, named
-from blockx.backends.rpc_node import Counters, NodeLink, Question
+from blockx.backends.rpc_node import Counters, NodeLink, Question, monotonic
 from blockx.backends.rpc_pins import BlockRef, OwnAnswer, TaskPins
+from blockx.backends.rpc_urls import UrlHealth
 from blockx.backends.rpc_wire import (
     NULL,
     READ_METHODS,
@@ -48,8 +49,7 @@ CACHE_ENTRY_BYTES = 200
 """What an entry of the cache costs beside key and value."""
 
 
-@dataclass(slots=True, eq=False)
-class _Reader:
+class _Reader(msgspec.Struct, eq=False):
     """One parked call's request."""
 
     request: IoRequest
@@ -67,12 +67,11 @@ class _Reader:
         return self.question.flown(now) - self.flown_before if self.question is not None else 0.0
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class _SharedQuestion(Question):
+class _SharedQuestion(Question, eq=False, kw_only=True):
     """A question and who waits for its answer."""
 
     chain: "_Chain"
-    readers: list[_Reader] = field(default_factory=list)
+    readers: list[_Reader] = msgspec.field(default_factory=list)
     cache: "_Cache | None" = None
     """Where the answer is kept; None: nowhere."""
 
@@ -124,7 +123,8 @@ class _ChainTask:
                     counters=self.counters,
                     done=lambda _question, result, error: answer(result, error),
                     own=True,
-                )
+                ),
+                monotonic(),
             )
 
         return ask
@@ -153,13 +153,16 @@ class RpcBackend:
         for name, config in chains.items():
             for url in config.urls:
                 check_url(name, url)
-            link = NodeLink(name, config, io_wait_max_ms / 1_000, self._on_sent)
+            link = NodeLink(name, config, io_wait_max_ms / 1_000, self._watch)
             self._chains[name] = _Chain(name, config, link)
         self._counters: dict[str, dict[str, Counters]] = {}
         self._by_call: dict[str, _Reader] = {}
-        self._deadlines: list[tuple[float, int, _Reader]] = []
+        self._deadlines: list[tuple[float, int, Sequence[Question]]] = []
+        """When the first reader of these questions has used its budget up, if they stay on their way."""
         self._deadline_seq = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._only = next(iter(self._chains.values())) if len(chains) == 1 else None
 
     # ---- the contract of a backend ---------------------------------------------------------------
 
@@ -168,7 +171,7 @@ class RpcBackend:
 
     def submit(self, request: IoRequest, reply: Reply) -> None:
         """Take a request; answered at once only from the cache or with an error."""
-        now = asyncio.get_running_loop().time()
+        now = monotonic()
         try:
             params = decode_params(request.params)
             chain = self._chain(params.chain)
@@ -181,7 +184,8 @@ class RpcBackend:
         except ReadFailedError as failure:
             reply(IoReply(request, error=failure.error))
             return
-        reader = _Reader(request, reply, self._task(chain, request.task_id), now)
+        task = chain.tasks.get(request.task_id) or self._task(chain, request.task_id)
+        reader = _Reader(request, reply, task, now)
         self._by_call[request.call_id] = reader
         if params.block is None:
             self._ask_plain(chain, reader, params)
@@ -209,40 +213,39 @@ class RpcBackend:
         counted = self._counters.get(task_id, {})
         return {name: asdict(counted.get(name) or Counters()) for name in self._chains}
 
+    def health(self) -> dict[str, Sequence[UrlHealth]]:
+        """How the urls of each chain fare. io thread."""
+        return {name: chain.link.health() for name, chain in self._chains.items()}
+
     async def close(self) -> None:
         """Close the connections; what is on its way is given up."""
         if self._timer is not None:
             self._timer.cancel()
         for chain in self._chains.values():
-            await chain.link.close()
+            chain.link.close()
 
     # ---- from a request to a question ------------------------------------------------------------
 
     def _chain(self, name: str | None) -> _Chain:
-        chains = self._chains
-        if name is None and len(chains) == 1:
-            return next(iter(chains.values()))
+        chain = self._only if name is None else self._chains.get(name)
+        if chain is not None:
+            return chain
+        there = named(sorted(self._chains), "none")
         if name is None:
-            there = named(sorted(chains), "none")
             text = f"name the chain of this request: chain=…; there are: {there}"
-            raise ReadFailedError(ErrorKind.IO_ERROR, text)
-        chain = chains.get(name)
-        if chain is None:
-            there = named(sorted(chains), "none")
+        else:
             text = (
                 f"there is no chain {name!r} under backends.rpc in config.yaml; there are: {there}"
             )
-            raise ReadFailedError(ErrorKind.IO_ERROR, text)
-        return chain
+        raise ReadFailedError(ErrorKind.IO_ERROR, text)
 
     def _task(self, chain: _Chain, task_id: str) -> _ChainTask:
-        task = chain.tasks.get(task_id)
-        if task is None:
-            by_chain = self._counters.setdefault(task_id, {})
-            while len(self._counters) > TASKS_COUNTED_MAX:
-                del self._counters[next(iter(self._counters))]
-            counters = by_chain.setdefault(chain.name, Counters())
-            task = chain.tasks[task_id] = _ChainTask(chain, counters)
+        """A task's first read of a chain."""
+        by_chain = self._counters.setdefault(task_id, {})
+        while len(self._counters) > TASKS_COUNTED_MAX:
+            del self._counters[next(iter(self._counters))]
+        counters = by_chain.setdefault(chain.name, Counters())
+        task = chain.tasks[task_id] = _ChainTask(chain, counters)
         return task
 
     def _ask_plain(self, chain: _Chain, reader: _Reader, params: Params) -> None:
@@ -313,7 +316,7 @@ class RpcBackend:
         if chain.config.merge_reads:
             chain.inflight[body] = shared
         self._join(reader, shared)
-        chain.link.ask(shared)
+        chain.link.ask(shared, reader.arrived_at)
 
     def _ask_writing(self, chain: _Chain, reader: _Reader, body: bytes) -> None:
         """A request that may change something: reads on their way are joined no more, here and at its end."""
@@ -328,7 +331,7 @@ class RpcBackend:
             is_read=False,
         )
         self._join(reader, shared)
-        chain.link.ask(shared)
+        chain.link.ask(shared, monotonic())
 
     def _written(self, question: Question, result: bytes | None, error: WireError | None) -> None:
         assert isinstance(question, _SharedQuestion), "asked by _ask_writing"
@@ -338,12 +341,13 @@ class RpcBackend:
     # ---- readers ---------------------------------------------------------------------------------
 
     def _join(self, reader: _Reader, shared: _SharedQuestion) -> None:
-        now = asyncio.get_running_loop().time()
         reader.question = shared
-        reader.flown_before = shared.flown(now)
         shared.readers.append(reader)
-        if shared.sent_at:
-            self._watch(reader, now)
+        if shared.sent_at or shared.flown_s:  # others' time is not charged
+            now = monotonic()
+            reader.flown_before = shared.flown(now)
+            if shared.sent_at:
+                self._watch((shared,), now)
 
     def _leave(self, reader: _Reader) -> None:
         shared = reader.question
@@ -375,61 +379,85 @@ class RpcBackend:
         call_id = reader.request.call_id
         if self._by_call.get(call_id) is reader:
             del self._by_call[call_id]
-        now = asyncio.get_running_loop().time()
+        now = monotonic()
         charged_s = reader.charged(now)
+        queued_s = now - reader.arrived_at - charged_s
         reader.reply(
             IoReply(
                 reader.request,
-                result=result,
-                error=error,
-                io_us=round(charged_s * 1e6),
-                queue_us=max(0, round((now - reader.arrived_at - charged_s) * 1e6)),
+                result,
+                None,
+                error,
+                int(charged_s * 1e6 + 0.5),
+                int(queued_s * 1e6 + 0.5) if queued_s > 0 else 0,
             )
         )
 
     # ---- budgets ---------------------------------------------------------------------------------
 
-    def _on_sent(self, question: Question) -> None:
-        if isinstance(question, _SharedQuestion):
-            for reader in question.readers:
-                self._watch(reader, question.sent_at)
-
-    def _watch(self, reader: _Reader, now: float) -> None:
-        """Note when the reader's budget ends if its question stays on its way until then."""
-        budget_ms = reader.request.budget_left_ms
-        if budget_ms <= 0:
+    def _watch(self, questions: Sequence[Question], now: float) -> None:
+        """Note when the first budget of their readers ends if they stay on their way until then."""
+        left_s = _first_budget_s(questions, now)
+        if left_s is None:
             return
-        when = now + budget_ms / 1_000 - reader.charged(now)
         self._deadline_seq += 1
         if len(self._deadlines) > 1_024 + 2 * len(self._by_call):  # long budgets of ended readers
-            self._deadlines = [entry for entry in self._deadlines if not entry[2].ended]
+            self._deadlines = [
+                entry for entry in self._deadlines if any(q.sent_at for q in entry[2])
+            ]
             heapq.heapify(self._deadlines)
-        heapq.heappush(self._deadlines, (when, self._deadline_seq, reader))
-        if self._timer is None or when < self._timer.when():
-            self._arm(when)
+        when = now + left_s
+        heapq.heappush(self._deadlines, (when, self._deadline_seq, questions))
+        if self._timer is None or when < self._timer_at:
+            self._arm(when, left_s)
 
-    def _arm(self, when: float) -> None:
+    def _arm(self, when: float, delay_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(when, self._deadlines_due)
+        self._timer_at = when
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._deadlines_due)
 
     def _deadlines_due(self) -> None:
         self._timer = None
-        heap, now = self._deadlines, asyncio.get_running_loop().time()
-        while heap and (heap[0][2].ended or heap[0][0] <= now):
-            _, _, reader = heapq.heappop(heap)
-            if reader.ended or reader.question is None or not reader.question.sent_at:
-                continue  # between two posts its clock stands; the next post notes a new end
+        heap, now = self._deadlines, monotonic()
+        due = []
+        while heap and (heap[0][0] <= now or not any(q.sent_at for q in heap[0][2])):
+            due.append(heapq.heappop(heap)[2])
+        for questions in due:
+            for question in list(questions):
+                # Between two posts its clock stands; the next post notes a new end.
+                if question.sent_at and isinstance(question, _SharedQuestion):
+                    self._end_overdue(question, now)
+            self._watch(questions, now)
+        if heap and self._timer is None:
+            self._arm(heap[0][0], max(0.0, heap[0][0] - now))
+
+    def _end_overdue(self, question: _SharedQuestion, now: float) -> None:
+        for reader in list(question.readers):
             budget_ms = reader.request.budget_left_ms
-            if reader.charged(now) >= budget_ms / 1_000 - 1e-6:
+            if budget_ms > 0 and reader.charged(now) >= budget_ms / 1_000 - 1e-6:
                 self._leave(reader)
                 text = (
-                    f"{reader.question.what}: no answer within the {budget_ms:.0f} ms that were left of "
+                    f"{question.what}: no answer within the {budget_ms:.0f} ms that were left of "
                     "the call's budget"
                 )
                 self._end(reader, None, WireError(kind=ErrorKind.DEADLINE_EXCEEDED, message=text))
-        if heap:
-            self._arm(heap[0][0])
+
+
+def _first_budget_s(questions: Sequence[Question], now: float) -> float | None:
+    """Seconds until the first reader of questions on their way has used its budget up; None: never."""
+    first_ms = 0.0
+    for question in questions:
+        if not question.sent_at or not isinstance(question, _SharedQuestion):
+            continue
+        for reader in question.readers:
+            left_ms = reader.request.budget_left_ms
+            if left_ms > 0:
+                if question.flown_s or question.sent_at != now:
+                    left_ms -= reader.charged(now) * 1_000
+                if not first_ms or left_ms < first_ms:
+                    first_ms = max(left_ms, 0.001)
+    return first_ms / 1_000 if first_ms else None
 
 
 def check_url(chain: str, url: str) -> None:

@@ -41,8 +41,8 @@ user code                                             backend operation and its 
 ``call(function_id, *args)``                          -       sub-call
 ===================================================== ======= ======================================
 
-Every ``rpc`` request has the parameters {chain, block, params}. ``chain``: a name of
-``backends.rpc``; null: the only one. ``block`` not null makes it a *state read*: ``params`` lack
-the block, and the backend pins it and puts it where the method wants it. Null: ``params`` go to the
+Every ``rpc`` request has the parameters {params, chain?, block?}. ``chain``: a name of
+``backends.rpc``; absent: the only one. A ``block`` makes it a *state read*: ``params`` lack the
+block, and the backend pins it and puts it where the method wants it. Absent: ``params`` go to the
 node as they are.
 """

@@ -125,7 +125,13 @@ class ChainState:
         return self._ask(method, self._block, params)
 
     def _ask(self, method: str, block: int | str | None, params: list[Any]) -> Any:
-        request = {"chain": self._chain, "block": block, "params": params}
+        request: dict[str, Any] = {"params": params}
+        if (
+            self._chain is not None
+        ):  # left out rather than null, which costs the encoder a second look
+            request["chain"] = self._chain
+        if block is not None:
+            request["block"] = block
         return get_provider().read_req(wire.RPC, method, request)
 
     def _shown_chain(self) -> str:

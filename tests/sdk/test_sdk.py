@@ -233,7 +233,8 @@ def test_a_wrong_argument_is_refused_before_anything_is_asked(recorder, ask, tex
 
 
 def rpc_request(method: str, params: list[Any], block: Any = 7, chain: str | None = "dev"):
-    return ("rpc", method, {"chain": chain, "block": block, "params": params})
+    named = {"chain": chain, "block": block, "params": params}
+    return ("rpc", method, {name: value for name, value in named.items() if value is not None})
 
 
 LOW = ADDRESS.lower()
@@ -406,8 +407,8 @@ def test_the_plain_entry_points_are_requests_too(recorder):
     assert blockx_sdk.get_provider() is recorder
     assert recorder.asked == [
         ("blockdb", "get_row", {"table": "t", "key": KEY}),
-        ("rpc", "eth_chainId", {"chain": None, "block": None, "params": []}),
-        ("rpc", "eth_call", {"chain": "dev", "block": None, "params": [{"to": "x"}, "latest"]}),
+        ("rpc", "eth_chainId", {"params": []}),
+        ("rpc", "eth_call", {"chain": "dev", "params": [{"to": "x"}, "latest"]}),
         ("subcall", "child", [1, [2]]),
         ("subcall", "child", [[1, 2]]),
         ("sleep", 0.5),
