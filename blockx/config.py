@@ -179,11 +179,21 @@ class BlockdbConfig(_Section, frozen=True, kw_only=True):
     """Declared tables."""
 
 
+class ReadCacheConfig(_Section, frozen=True, kw_only=True):
+    """Answers of reads at final blocks, kept on disk between runs."""
+
+    path: str = ""
+    """SQLite file, made when missing; one for all chains. Empty: none."""
+    max_bytes: Annotated[int, Meta(ge=1_000_000, le=1 << 46)] = 1024 * 1024 * 1024
+    """Bytes of answers. Full: those that no run has used for longest go."""
+
+
 class BackendsConfig(_Section, frozen=True, kw_only=True):
     """What a waiting call can read."""
 
     rpc: dict[str, RpcBackendConfig] = {}
     """Chain name -> its nodes."""
+    read_cache: ReadCacheConfig = ReadCacheConfig()
     blockdb: BlockdbConfig = BlockdbConfig()
 
 
@@ -642,6 +652,8 @@ def _check_files(loaded: LoadedConfig, document: "Document") -> Iterator[str]:
         inputs[loaded.resolve(name).resolve()] = f"the table {table}"
     if config.backends.blockdb.path:
         inputs[loaded.resolve(config.backends.blockdb.path).resolve()] = "the table store"
+    if config.backends.read_cache.path:
+        inputs[loaded.resolve(config.backends.read_cache.path).resolve()] = "the read cache"
     for index, job in enumerate(config.jobs):
         if isinstance(job.calls, str):
             # A job may read what an earlier one wrote, so only what comes later can collide.

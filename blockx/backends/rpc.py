@@ -6,7 +6,8 @@ io thread only. A request's operation is a JSON-RPC method; its parameters are `
 
 - *Merging*: identical reads on their way are one question. None is joined across a request that may have
   changed something, neither before nor after it, so a call sees what it sent itself.
-- *Cache*: answers of reads at a pinned block, a task each, least recently used first out; never null.
+- *Cache*: answers of reads at a pinned block, a task each, least recently used first out; never null. Those
+  at final blocks are also kept on disk between runs, if that is configured (``read_cache``).
 - *Time*: a reader is charged (``io_us``) while the post that carries its question is on its way, from when it
   joined; everything else is ``queue_us``. A reader whose budget is used up by that ends with
   ``deadline_exceeded``; the question goes on for the others.
@@ -19,14 +20,16 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from functools import partial
 from urllib.parse import urlsplit
 
 import msgspec
 
+from blockx.backends.read_cache import ReadCache
 from blockx.backends.replies import ReadFailedError, named
+from blockx.backends.rpc_disk import TaskDisk
 from blockx.backends.rpc_node import Counters, NodeLink, Question, monotonic
-from blockx.backends.rpc_pins import BlockRef, OwnAnswer, TaskPins
+from blockx.backends.rpc_pins import AskOwn, BlockRef, OwnAnswer, TaskPins
 from blockx.backends.rpc_urls import UrlHealth
 from blockx.backends.rpc_wire import (
     NULL,
@@ -74,6 +77,9 @@ class _SharedQuestion(Question, eq=False, kw_only=True):
     readers: list[_Reader] = msgspec.field(default_factory=list)
     cache: "_Cache | None" = None
     """Where the answer is kept; None: nowhere."""
+    disk: TaskDisk | None = None
+    """Where it is looked for before the node is asked, and kept under ``disk_key``."""
+    disk_key: bytes = b""
 
 
 class _Cache:
@@ -105,15 +111,17 @@ class _Cache:
 class _ChainTask:
     """What one task has on one chain."""
 
-    __slots__ = ("cache", "counters", "pins")
+    __slots__ = ("cache", "counters", "disk", "pins")
 
-    def __init__(self, chain: "_Chain", counters: Counters) -> None:
+    def __init__(self, chain: "_Chain", counters: Counters, disk: ReadCache | None) -> None:
         self.counters = counters
         cache_bytes = chain.config.read_cache_bytes
         self.cache = _Cache(cache_bytes) if cache_bytes else None
-        self.pins = TaskPins(chain.name, self._ask_own(chain))
+        ask = self._ask_own(chain)
+        self.pins = TaskPins(chain.name, ask)
+        self.disk = TaskDisk(disk, ask, self.pins) if disk is not None else None
 
-    def _ask_own(self, chain: "_Chain") -> Any:
+    def _ask_own(self, chain: "_Chain") -> AskOwn:
         def ask(method: str, params: bytes, what: str, answer: OwnAnswer) -> None:
             chain.link.ask(
                 Question(
@@ -147,8 +155,14 @@ class _Chain:
 class RpcBackend:
     """The backend over the chains of ``backends.rpc``."""
 
-    def __init__(self, chains: Mapping[str, RpcBackendConfig], io_wait_max_ms: int) -> None:
-        """Raises UsageError for an url that is none. Opens nothing."""
+    def __init__(
+        self,
+        chains: Mapping[str, RpcBackendConfig],
+        io_wait_max_ms: int,
+        disk: ReadCache | None = None,
+    ) -> None:
+        """Raises UsageError for an url that is none. Opens nothing. ``disk``: the cache between runs."""
+        self._disk = disk
         self._chains: dict[str, _Chain] = {}
         for name, config in chains.items():
             for url in config.urls:
@@ -167,7 +181,9 @@ class RpcBackend:
     # ---- the contract of a backend ---------------------------------------------------------------
 
     async def start(self) -> None:
-        """Nothing: connections are made by the first read."""
+        """Open the disk cache; connections are made by the first read."""
+        if self._disk is not None:
+            self._disk.start()
 
     def submit(self, request: IoRequest, reply: Reply) -> None:
         """Take a request; answered at once only from the cache or with an error."""
@@ -223,6 +239,8 @@ class RpcBackend:
             self._timer.cancel()
         for chain in self._chains.values():
             chain.link.close()
+        if self._disk is not None:
+            self._disk.close()
 
     # ---- from a request to a question ------------------------------------------------------------
 
@@ -245,7 +263,7 @@ class RpcBackend:
         while len(self._counters) > TASKS_COUNTED_MAX:
             del self._counters[next(iter(self._counters))]
         counters = by_chain.setdefault(chain.name, Counters())
-        task = chain.tasks[task_id] = _ChainTask(chain, counters)
+        task = chain.tasks[task_id] = _ChainTask(chain, counters, self._disk)
         return task
 
     def _ask_plain(self, chain: _Chain, reader: _Reader, params: Params) -> None:
@@ -277,7 +295,18 @@ class RpcBackend:
             self._ask_writing(chain, reader, body)
             return
         what = f"{reader.request.operation} at block {block.name}"
-        self._ask(chain, reader, body, what, cached=True, block_known=block.known)
+        # By number alone means final: such an answer holds for ever.
+        disk = reader.task.disk if block.hash is None else None
+        self._ask(
+            chain,
+            reader,
+            body,
+            what,
+            cached=True,
+            block_known=block.known,
+            disk=disk,
+            params=placed,
+        )
 
     def _ask(
         self,
@@ -288,8 +317,10 @@ class RpcBackend:
         *,
         cached: bool,
         block_known: bool,
+        disk: TaskDisk | None = None,
+        params: bytes = b"",
     ) -> None:
-        """A read: from the cache, joined to one on its way, or asked."""
+        """A read: from the cache, joined to one on its way, from disk (by ``params``), or asked."""
         task = reader.task
         cache = task.cache if cached else None
         if cache is not None:
@@ -312,11 +343,27 @@ class RpcBackend:
             chain=chain,
             block_known=block_known,
             cache=cache,
+            disk=disk,
         )
         if chain.config.merge_reads:
             chain.inflight[body] = shared
         self._join(reader, shared)
-        chain.link.ask(shared, reader.arrived_at)
+        if disk is None:
+            chain.link.ask(shared, reader.arrived_at)
+        else:
+            disk.look_up(shared.method, params, partial(self._looked_up, shared))
+
+    def _looked_up(self, shared: _SharedQuestion, key: bytes, result: bytes | None) -> None:
+        """The disk cache has answered."""
+        if shared.dropped:
+            return
+        if result is None:
+            shared.disk_key = key
+            shared.chain.link.ask(shared, monotonic())
+            return
+        shared.counters.cache_hits += 1
+        shared.ended = True
+        self._answered(shared, result, None)
 
     def _ask_writing(self, chain: _Chain, reader: _Reader, body: bytes) -> None:
         """A request that may change something: reads on their way are joined no more, here and at its end."""
@@ -368,6 +415,13 @@ class RpcBackend:
         self._close_to_joiners(question)
         if question.cache is not None and result is not None and result != NULL:
             question.cache.put(question.body, result)
+        if (
+            question.disk_key
+            and question.disk is not None
+            and result is not None
+            and result != NULL
+        ):
+            question.disk.keep(question.disk_key, result)
         readers, question.readers = question.readers, []
         for reader in readers:
             self._end(reader, result, error)

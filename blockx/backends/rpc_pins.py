@@ -62,11 +62,13 @@ _GIVEN_UP = (ErrorKind.UNAVAILABLE, ErrorKind.THROTTLED)
 class TaskPins:
     """The blocks of one task on one chain."""
 
-    __slots__ = ("_ask", "_chain", "_finalised", "_hashes", "_latest", "_waiting")
+    __slots__ = ("_ask", "_chain", "_finalised", "_hashes", "_latest", "_waiting", "final")
 
     def __init__(self, chain: str, ask: AskOwn) -> None:
         self._chain = chain
         self._ask = ask
+        self.final: tuple[int, str] = (-1, "")
+        """Height and hash of the finalised block as the node told it; (-1, ""): it has not."""
         self._finalised: int | None = None  # None: not asked yet; -1: the node knows none
         self._latest: BlockRef | None = None
         self._hashes: OrderedDict[int, BlockRef] = OrderedDict()
@@ -185,6 +187,7 @@ class TaskPins:
         assert header.number is not None, "a header has a number"
         if block == "finalized":
             self._finalised = header.number
+            self.final = (header.number, header.hash or "")
             return
         if block == "latest":
             self._latest = header

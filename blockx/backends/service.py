@@ -18,6 +18,7 @@ from typing import Any
 
 from blockx.backends.blockdb import MixedTables
 from blockx.backends.memory import MemoryTables
+from blockx.backends.read_cache import ReadCache
 from blockx.backends.replies import failed, named
 from blockx.backends.rpc import RpcBackend
 from blockx.backends.scope import Backend, IoReply, IoRequest
@@ -201,7 +202,9 @@ def build_backends(loaded: LoadedConfig) -> dict[str, Backend]:
     config = loaded.config.backends
     backends: dict[str, Backend] = {}
     if config.rpc:
-        backends["rpc"] = RpcBackend(config.rpc, loaded.config.run.io_wait_max_ms)
+        cache = config.read_cache
+        disk = ReadCache(loaded.resolve(cache.path), cache.max_bytes) if cache.path else None
+        backends["rpc"] = RpcBackend(config.rpc, loaded.config.run.io_wait_max_ms, disk)
     memory = MemoryTables(
         {name: loaded.resolve(path) for name, path in config.blockdb.memory.items()}
     )
