@@ -47,7 +47,7 @@ from blockx.backends.rpc_wire import (
     wire_error,
 )
 from blockx.config import RpcBackendConfig
-from blockx.errors import ErrorKind
+from blockx.errors import TOO_MUCH, ErrorKind
 from blockx.ipc.messages import WireError
 
 LINGER_S = 0.002
@@ -408,7 +408,7 @@ class NodeLink:
             text = "an answer with neither a result nor an error, or one that is no UTF-8"
             self._malformed(post, question, text)
         elif len(result) > RESULT_BYTES_MAX:
-            text = f"a result of {len(result)} bytes, more than {RESULT_BYTES_MAX}; ask for less"
+            text = f"a result of {len(result)} bytes, more than {RESULT_BYTES_MAX}; {TOO_MUCH}"
             error = WireError(kind=ErrorKind.IO_ERROR, message=self._say(question, text, post.url))
             self._end(question, None, error)
         elif result == NULL and question.own and not question.asked_alone:
@@ -543,7 +543,8 @@ def _read_outcome(outcome: HttpAnswer | HttpTrouble) -> Answer | list[Answer] | 
     if isinstance(outcome, HttpAnswer):
         return _read_answer(outcome.status, outcome.headers, outcome.body)
     kind = ErrorKind.IO_ERROR if outcome.too_big else ErrorKind.UNAVAILABLE
-    return _Failure(kind, outcome.text, never_sent=outcome.never_sent, too_big=outcome.too_big)
+    text = f"{outcome.text}; {TOO_MUCH}" if outcome.too_big else outcome.text
+    return _Failure(kind, text, never_sent=outcome.never_sent, too_big=outcome.too_big)
 
 
 def _read_answer(status: int, headers: Any, body: bytes) -> Answer | list[Answer] | _Failure:

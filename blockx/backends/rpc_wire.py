@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Raw
 
-from blockx.errors import ErrorKind
+from blockx.errors import TOO_MUCH, ErrorKind
 from blockx.ipc import exact_json
 from blockx.ipc.messages import WireError
 
@@ -391,7 +391,9 @@ def wire_error(error: NodeError, what: str, where: str) -> WireError:
     kind = error.kind()
     if kind is ErrorKind.REVERTED:
         return _reverted(error, what)
-    return WireError(kind=kind, message=f"{what}: {error.text} (error {error.code} of {where})")
+    more = f"; {TOO_MUCH}" if kind is ErrorKind.IO_ERROR and TOO_BIG.search(error.text) else ""
+    text = f"{what}: {error.text} (error {error.code} of {where}{more})"
+    return WireError(kind=kind, message=text)
 
 
 def _reverted(error: NodeError, what: str) -> WireError:

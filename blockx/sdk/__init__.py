@@ -27,10 +27,12 @@ user code                                             backend operation and its 
 ``.get_address_nonce(address) -> int``                rpc     eth_getTransactionCount, block
 ``.get_storage(address, slot) -> bytes`` (32)         rpc     eth_getStorageAt, block
 ``.call(to, data) -> bytes``                          rpc     eth_call, block
+``.call(to, "f(uint256)(bool)", 1) -> bool``          rpc     eth_call, block
 ``.get_block(full=False) -> dict``                    rpc     eth_getBlockByNumber, block
 ``.get_transaction(hash) -> dict | None``             rpc     eth_getTransactionByHash
 ``.get_receipt(hash) -> dict | None``                 rpc     eth_getTransactionReceipt
 ``.get_logs(address, topics, from_block, to_block)``  rpc     eth_getLogs, block or a range
+``leafage.web3(chain, block) -> web3.Web3``           rpc     whatever web3 asks for
 ``blockx_sdk``
 ``db.get(table, key)``                                blockdb get_row {table, key}
 ``rpc.call(method, params=None, chain=None)``         rpc     the method, params as given

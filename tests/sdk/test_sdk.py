@@ -12,6 +12,7 @@ import blockx_sdk
 import leafage
 from blockx import function, sdk
 from blockx.errors import BlockxError, ErrorKind, ReadError
+from blockx.sdk import leafage as sdk_leafage
 from blockx.sdk import provider as seam
 from blockx.sdk.blockdb import Block, BlockTable, Table, TimeTable
 from blockx.sdk.leafage import ChainState
@@ -422,7 +423,7 @@ def test_the_shims_are_the_sdk():
         Table,
         TimeTable,
     ]
-    assert [getattr(leafage, name) for name in leafage.__all__] == [ChainState]
+    assert [getattr(leafage, name) for name in leafage.__all__] == [ChainState, sdk_leafage.web3]
     assert blockx_sdk.__all__ == ["call_subfunc", "db", "get_provider", "rpc", "sleep"]
 
 
