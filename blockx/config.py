@@ -188,6 +188,19 @@ class ReadCacheConfig(_Section, frozen=True, kw_only=True):
     """Bytes of answers. Full: those that no run has used for longest go."""
 
 
+class HttpBackendConfig(_Section, frozen=True, kw_only=True):
+    """What ``blockx.http`` may reach."""
+
+    hosts: list[str] = []
+    """Allowed hosts: ``name`` (any port), ``name:port``, ``*.name`` (what is below it). Empty: none."""
+    timeout_ms: Annotated[int, Meta(ge=1, le=600_000)] = 10_000
+    """Wait for one answer."""
+    inflight_max: Annotated[int, Meta(ge=1, le=10_000)] = 64
+    """Requests on their way at once; further ones wait."""
+    body_bytes_max: Annotated[int, Meta(ge=1, le=10 * 1024 * 1024)] = 8 * 1024 * 1024
+    """Bytes of one answer. More: the request fails."""
+
+
 class BackendsConfig(_Section, frozen=True, kw_only=True):
     """What a waiting call can read."""
 
@@ -195,6 +208,7 @@ class BackendsConfig(_Section, frozen=True, kw_only=True):
     """Chain name -> its nodes."""
     read_cache: ReadCacheConfig = ReadCacheConfig()
     blockdb: BlockdbConfig = BlockdbConfig()
+    http: HttpBackendConfig = HttpBackendConfig()
 
 
 class JobConfig(_Section, frozen=True, kw_only=True):

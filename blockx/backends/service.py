@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from blockx.backends.blockdb import MixedTables
+from blockx.backends.http_backend import HttpBackend
 from blockx.backends.memory import MemoryTables
 from blockx.backends.read_cache import ReadCache
 from blockx.backends.replies import failed, named
@@ -220,6 +221,8 @@ def build_backends(loaded: LoadedConfig) -> dict[str, Backend]:
         backends["blockdb"] = memory
     elif config.blockdb.path:
         backends["blockdb"] = store
+    if config.http.hosts:
+        backends["http"] = HttpBackend(config.http, loaded.config.run.io_wait_max_ms)
     return backends
 
 
@@ -227,6 +230,7 @@ def _unknown_backend(name: str, configured: list[str]) -> str:
     there = named(configured, "none is configured")
     how = {
         "blockdb": "; add backends.blockdb.path (a SQLite file) to config.yaml",
+        "http": "; add the hosts that may be reached under backends.http.hosts to config.yaml",
         "rpc": "; add a chain with its urls under backends.rpc to config.yaml",
     }.get(name, "")
     return f"backend {name!r} is not configured{how} (configured: {there})"

@@ -49,7 +49,8 @@ class BlockxProvider(BaseProvider):  # type: ignore[misc, unused-ignore]
             result = self._result(str(method), listed)
         except RevertedError as error:
             # In the form that web3 turns into its own ContractLogicError.
-            reverted = {"code": 3, "message": str(error), "data": f"0x{error.data.hex()}"}
+            text = f"execution reverted: {error.reason}" if error.reason else "execution reverted"
+            reverted = {"code": 3, "message": text, "data": f"0x{error.data.hex()}"}
             return {"jsonrpc": "2.0", "id": 1, "error": reverted}
         return {"jsonrpc": "2.0", "id": 1, "result": result}
 
