@@ -18,8 +18,12 @@ user code                                             backend operation and its 
 ``Table.upsert_rows(rows)``                           blockdb upsert_rows {table, rows, key?}, write
 ``Table.delete_rows(keys)``                           blockdb delete_rows {table, keys}, write
 ``BlockTable(name).get_state(key, block)``            blockdb get_state {table, key, block}
+``Table.scan(prefix=None, limit=None)``               blockdb scan {table, prefix, limit?}
+``BlockTable.history(key, from_block, to_block)``     blockdb get_history {table, key, from?, to?, limit?}
 ``BlockTable.upsert_states([{key, block, state}])``   blockdb upsert_states {table, rows}, write
 ``TimeTable(name).get_row(key, at)``                  blockdb get_row_at {table, key, at}
+``TimeTable.history(key, from_, to, limit)``          blockdb get_history_at {table, key, from?, to?, limit?}
+``TimeTable.upsert_rows([{key, at, row}])``           blockdb upsert_rows_at {table, rows}, write
 ``Block(height, hash=None, timestamp=None)``          a value; goes wherever a block is asked for
 ``leafage.ChainState(chain, block)``
 ``.get_address_balance(address) -> int``              rpc     eth_getBalance, block

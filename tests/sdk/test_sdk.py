@@ -60,6 +60,69 @@ KEY = {"token": "0x1", "n": 2**255}
 @pytest.mark.parametrize(
     ("ask", "request_"),
     [
+        (lambda: Table("t").scan(), ("blockdb", "scan", {"table": "t", "prefix": {}})),
+        (
+            lambda: Table("t").scan({"token": "0x1"}, 5),
+            ("blockdb", "scan", {"table": "t", "prefix": {"token": "0x1"}, "limit": 5}),
+        ),
+        (
+            lambda: BlockTable("t").history(KEY),
+            ("blockdb", "get_history", {"table": "t", "key": KEY}),
+        ),
+        (
+            lambda: BlockTable("t").history(KEY, 3, Block(9), limit=2),
+            ("blockdb", "get_history", {"table": "t", "key": KEY, "limit": 2, "from": 3, "to": 9}),
+        ),
+        (
+            lambda: TimeTable("t").history(KEY, 3, datetime(2020, 1, 2, tzinfo=UTC)),
+            ("blockdb", "get_history_at",
+             {"table": "t", "key": KEY, "from": 3, "to": "2020-01-02T00:00:00Z"}),
+        ),
+    ],
+)  # fmt: skip
+def test_reads_of_several_rows_are_one_request(recorder, ask, request_):
+    recorder.answer = [{"any": 1}]
+    assert ask() == [{"any": 1}]
+    assert recorder.asked == [request_]
+
+
+def test_rows_of_a_time_table_are_written_in_one_request(recorder):
+    TimeTable("t").upsert_rows([{"key": KEY, "at": 5, "row": {"v": 1}}])
+    TimeTable("t").upsert_rows([])
+    assert recorder.asked == [
+        ("write", "blockdb", "upsert_rows_at",
+         {"table": "t", "rows": [{"key": KEY, "at": 5, "row": {"v": 1}}]}),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ask", "text"),
+    [
+        (lambda: Table("t").scan(limit=0), "a limit is a whole number from 1 on, not 0"),
+        (lambda: BlockTable("t").history(KEY, limit=True), "a limit is a whole number"),
+        (
+            lambda: TimeTable("t").history(KEY, True),
+            "`at` is a datetime, a number or text, not bool",
+        ),
+        (
+            lambda: TimeTable("t").upsert_rows([{"key": KEY, "row": {}}]),
+            "a row has the fields key, at, row; not key, row",
+        ),
+        (
+            lambda: TimeTable("t").upsert_rows([{"key": KEY, "at": 1, "row": 5}]),
+            "the row itself must be a dict, not int",
+        ),
+    ],
+)
+def test_wrong_limits_moments_and_rows_are_refused_at_once(recorder, ask, text):
+    with pytest.raises((TypeError, ValueError), match=re.escape(text)):
+        ask()
+    assert recorder.asked == []
+
+
+@pytest.mark.parametrize(
+    ("ask", "request_"),
+    [
         (
             lambda: Table("t").get_row(KEY),
             ("blockdb", "get_row", {"table": "t", "key": KEY}),
