@@ -20,11 +20,10 @@ from blockx.errors import (
     BlockxError,
     ErrorKind,
     FunctionCodeFetchError,
-    ReadError,
-    RevertedError,
     SubcallCycleDetectedError,
     SubcallDepthExceededError,
     SubcallFailedError,
+    read_error,
 )
 from blockx.executor.context import NEVER_NS, NS_PER_MS, ExecContext, ExecState, Wake
 from blockx.ipc import exact_json
@@ -47,6 +46,7 @@ _SUBCALL_ERRORS: Final[dict[str, tuple[type[SubcallFailedError], ErrorKind]]] = 
 _READ_KINDS: Final[dict[str, ErrorKind]] = {
     kind.value: kind
     for kind in (
+        ErrorKind.REVERTED,
         ErrorKind.BLOCK_UNKNOWN,
         ErrorKind.STATE_PRUNED,
         ErrorKind.MALFORMED,
@@ -320,21 +320,15 @@ def _remember(context: ExecContext, error: BlockxError, kind: ErrorKind) -> Bloc
 
 
 def _read_failed(context: ExecContext, error: WireError) -> BlockxError:
-    if error.kind == ErrorKind.REVERTED:
-        data = _raw_bytes(error.data)
-        reverted = RevertedError(error.message, reason=error.reason, data=data)
-        return _remember(context, reverted, ErrorKind.REVERTED)
     kind = _READ_KINDS.get(error.kind, ErrorKind.IO_ERROR)
-    read_error = ReadError(error.message, kind=error.kind, retryable=error.retryable)
-    return _remember(context, read_error, kind)
-
-
-def _raw_bytes(text: str | None) -> bytes:
-    """Bytes of 0x-hex; of anything else none, since what a node sends is not ours to vouch for."""
-    try:
-        return bytes.fromhex((text or "").removeprefix("0x"))
-    except ValueError:
-        return b""
+    failed = read_error(
+        error.kind,
+        error.message,
+        retryable=error.retryable,
+        reason=error.reason,
+        data=error.data,
+    )
+    return _remember(context, failed, kind)
 
 
 def _subcall_failed(context: ExecContext, function_id: str, error: WireError) -> BlockxError:

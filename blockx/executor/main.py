@@ -89,7 +89,7 @@ def _serve(launch: ExecutorLaunch, row: HeartbeatRow | None, log: Log) -> int:
         capture=capture.install,
     )
     interrupts.install_sleep(runtime.bridge.sleep_in_call)
-    os.register_at_fork(after_in_child=lambda: _be_forked_child(runtime))
+    _Forks(runtime)
     termination = _Termination(runtime)
     runtime.send_heartbeat(time.monotonic_ns())
     session.flush()
@@ -196,7 +196,19 @@ def _start_beating(row: HeartbeatRow, runtime: ExecutorRuntime, interval_ms: int
     threading.Thread(target=beat, name="heartbeat", daemon=True).start()
 
 
-def _be_forked_child(runtime: ExecutorRuntime) -> None:
-    """User code forked: the child says nothing to main and dies with its parent."""
-    runtime.become_forked_child()
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+class _Forks:
+    """What user code forks says nothing to main, and dies with the process that forked it."""
+
+    def __init__(self, runtime: ExecutorRuntime) -> None:
+        self._runtime = runtime
+        self._parent_pid = os.getpid()
+        os.register_at_fork(before=self._before, after_in_child=self._in_child)
+
+    def _before(self) -> None:
+        self._parent_pid = os.getpid()
+
+    def _in_child(self) -> None:
+        self._runtime.become_forked_child()
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != self._parent_pid:
+            _exit(0)

@@ -87,7 +87,7 @@ class SchedulerSample(NamedTuple):
     """``incarnation_number`` of the incarnation id."""
     pid: int
     attached: int
-    """1 once the attach has been answered."""
+    """1 once the attach has been answered; 0 again once the executor retires: it takes no new root calls."""
     runnable: int
     inflight: int
     available_contexts: int

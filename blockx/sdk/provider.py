@@ -7,6 +7,7 @@ greenlet has its own. This module never imports the executor: the runtime *gives
 
 import contextvars
 import importlib
+import os
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
@@ -51,6 +52,10 @@ reset_provider = _current.reset
 def get_provider() -> Provider:
     """The provider of the running call, or ``blockx.local``'s outside an executor."""
     provider = _current.get()
+    if provider is None and os.environ.get("BLOCKX_EXECUTOR_RUNTIME"):
+        raise RuntimeError(
+            "no call runs here: only the call's own thread may read, call functions or sleep"
+        )
     if provider is None:
         provider = cast(Provider, importlib.import_module("blockx.local").provider())
     return provider

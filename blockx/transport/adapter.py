@@ -691,6 +691,7 @@ class ExecutorAdapter:
             vital.scheduler_idle_ms,
         )
         heartbeat_seq = executor.heartbeat_seq
+        usable = max(0, self._inflight_max - executor.draining_roots)
         if executor.has_table:
             sample, beat = (
                 self._table.scheduler(executor.slot_index),
@@ -700,6 +701,8 @@ class ExecutorAdapter:
                 runnable, running_seq = sample.runnable, sample.running_call_seq
                 idle_ms = max(0, now_ms - sample.last_active_ns // 1_000_000)
                 heartbeat_seq = sample.version
+                if not sample.attached and sample.finished_calls:
+                    usable = 0  # it retires: it takes no root call and ends when it is empty
             if beat is not None:
                 memory_bytes = beat.memory_bytes
         else:
@@ -708,7 +711,7 @@ class ExecutorAdapter:
             executor_id=executor.executor_id,
             incarnation_id=executor.incarnation_id,
             healthy=not (executor.is_gone or executor.is_retiring),
-            usable_contexts=max(0, self._inflight_max - executor.draining_roots),
+            usable_contexts=usable,
             runnable_count=runnable,
             memory_bytes=memory_bytes,
             heartbeat_seq=heartbeat_seq,

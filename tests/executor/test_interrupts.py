@@ -210,7 +210,7 @@ def _():
 """
     message = bench.call(source, callBudgetMs=30)
     assert (message.payload.error_kind, message.payload.body_started) == (DEADLINE, False)
-    assert bench.runtime._loader.loaded_count() == 0
+    assert bench.runtime._attempts._loader.loaded_count() == 0
 
 
 def test_user_source_called_by_a_library_is_cut_at_once(bench):

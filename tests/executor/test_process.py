@@ -164,13 +164,17 @@ def by_hand(main: FakeMain, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]
     options = ["--executor-id", "exec-7", "--socket-path", str(tmp_path / "s")]
     options += ["--heartbeat-interval", "0.05"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "blockx.executor", *options], cwd=ROOT, stderr=subprocess.PIPE
+        [sys.executable, "-m", "blockx.executor", *options],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     yield process
     process.kill()
     process.wait()
-    assert process.stderr is not None
-    process.stderr.close()
+    for stream in (process.stdin, process.stderr):
+        assert stream is not None
+        stream.close()
 
 
 class Forked:
@@ -230,6 +234,7 @@ def test_an_executor_started_by_hand_attaches_runs_calls_and_beats_by_frames(mai
     assert len(payload.executor_process_instance_id) == 8
     title = Path(f"/proc/{by_hand.pid}/cmdline").read_bytes().rstrip(b"\0")
     assert title == b"blockx: exec-7"
+    assert os.getsid(by_hand.pid) == by_hand.pid
     assert main.run("def _(n):\n    return n + 1", 2**256) == 2**256 + 1
     # Beats come when it is idle, and while a call computes.
     assert isinstance(main.next(), Heartbeat)
@@ -329,6 +334,52 @@ def _():
     assert main.run(source) == 7
 
 
+def test_a_forked_child_does_not_even_hold_the_socket(main, by_hand):
+    main.accept()
+    source = """
+import os
+def held():
+    links = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink("/proc/self/fd/" + name).partition(":")[0])
+        except OSError:
+            pass
+    return links.count("socket")
+def _():
+    pid = os.fork()
+    if pid == 0:
+        os._exit(held())
+    return [held(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])]
+"""
+    assert main.run(source) == [1, 0]
+
+
+def test_a_forked_child_runs_no_other_call(main, by_hand, tmp_path):
+    main.accept()
+    spin = "import time\ndef _(s):\n    t = time.perf_counter() + s\n    while time.perf_counter() < t: pass"
+    fork = "import os\ndef _(n):\n    pid = n and os.fork()\n    if pid: os.waitpid(pid, 0)"
+    write = "def _(path):\n    with open(path, 'a') as file:\n        file.write('x')"
+    assert [main.run(spin, 0), main.run(fork, 0), main.run(write, "/dev/null")] == [None] * 3
+    path = str(tmp_path / "written")
+    main.start(spin, 0.2)
+    main.start(fork, 1)
+    main.start(write, path)
+    assert [main.outcome()[1] for _ in range(3)] == [None] * 3
+    assert Path(path).read_text() == "x"
+
+
+def test_what_a_call_prints_comes_with_its_outcome_whatever_others_did_to_stdout(main, by_hand):
+    main.accept()
+    thief = "import sys, io\ndef _():\n    sys.stdout.close()\n    sys.stdout = io.StringIO()"
+    assert main.run(thief) is None
+    main.start("import sys\ndef _():\n    print('one')\n    sys.stderr.write('two')")
+    message = main.next()
+    while not isinstance(message, CallCompleted):
+        message = main.next()
+    assert message.payload.output_tail == "one\ntwo"
+
+
 def test_children_of_a_call_die_with_the_executor(main, by_hand):
     main.accept()
     source = "import os, time\ndef _():\n    pid = os.fork()\n"
@@ -342,7 +393,19 @@ def test_children_of_a_call_die_with_the_executor(main, by_hand):
 def test_a_forkserver_child_shows_itself_in_its_row(main, forked):
     first = main.accept()
     assert first.payload.has_table
-    assert main.run("def _():\n    return 1") == 1
+    source = """
+import os
+def _():
+    links = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink("/proc/self/fd/" + name).partition(":")[0])
+        except OSError:
+            pass
+    return [link for link in links if link != "/dev/null"]
+"""
+    links = main.run(source)
+    assert (len(links), links.count("socket")) == (2, 1)  # the other one is the log
     until(lambda: bool(forked.row().attached))
     sample = forked.row()
     incarnation = incarnation_number(first.payload.executor_process_instance_id)

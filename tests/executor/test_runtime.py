@@ -1,14 +1,17 @@
 """What the runtime does with messages: one outcome a call, stale ones counted, accounts kept."""
 
 import gc
+import sys
 import weakref
 from typing import Any
 
 import pytest
 
 from blockx.errors import ErrorKind, InvalidTransitionError
+from blockx.executor import interrupts
 from blockx.executor.context import ExecContext, ExecState
-from blockx.executor.runtime import SLEEPERS_IN_A_ROW_MAX, TASKS_LINGERING_MAX
+from blockx.executor.queues import SLEEPERS_IN_A_ROW_MAX
+from blockx.executor.tasks import TASKS_LINGERING_MAX
 from blockx.ipc import exact_json
 from blockx.ipc.messages import CallFailed, CallWaiting, WaitKind, decode_main_message
 
@@ -299,7 +302,7 @@ def test_a_sleeping_call_is_cancelled_and_its_heap_entry_does_no_harm(new_bench)
     for n in range(1, 201):
         bench.cancel(f"c{n}")
     assert {kind for _id, kind in ids_and_kinds(bench.run())} == {"cancelled"}
-    assert len(bench.runtime._sleepers) <= 130
+    assert bench.runtime._queue.sleepers_count() <= 130
     assert bench.output(SLEEP, 0.001, "x") == "x"
 
 
@@ -308,7 +311,7 @@ def test_the_end_of_a_cancelled_sleep_wakes_nobody(bench):
     assert bench.run() == []
     bench.cancel("c1")
     assert ids_and_kinds(bench.run()) == [("c1", "cancelled")]
-    while bench.runtime._sleepers:
+    while bench.runtime._queue.sleepers_count():
         assert bench.run() == []
 
 
@@ -553,6 +556,17 @@ def test_when_the_call_that_fetches_is_cancelled_another_one_asks_for_all(bench)
     assert [exact_json.decode(m.payload.output) for m in bench.run()] == [1, 3]
 
 
+def test_a_call_that_was_cancelled_while_it_shared_a_fetch_is_not_woken_by_its_answer(bench):
+    source = "def _(n):\n    return n"
+    for n in range(3):
+        bench.start(source, [n])
+    (fetch,) = fetches(bench)
+    bench.cancel("c2")
+    assert ids_and_kinds(bench.run()) == [("c2", "cancelled")]
+    bench.resume(fetch, source)
+    assert [exact_json.decode(m.payload.output) for m in bench.run()] == [0, 2]
+
+
 def test_a_failed_fetch_fails_all_that_shared_it_as_code_fetch_failed(bench):
     for n in range(2):
         bench.start("def _(n):\n    return n", [n])
@@ -588,7 +602,7 @@ def test_sleepers_that_are_due_go_first_but_yield_after_a_while(bench):
     for n in range(SLEEPERS_IN_A_ROW_MAX + 10):
         bench.start(SLEEP, [0.1, n], call_id=f"s{n}")
     assert bench.run() == []
-    while bench.runtime._sleepers:
+    while bench.runtime._queue.sleepers_count():
         bench.runtime._turn()
     for n in range(2):
         bench.start(runnable, [n], call_id=f"r{n}")
@@ -607,7 +621,7 @@ def test_a_zero_sleep_lets_all_other_calls_run_first(bench):
 
 
 def test_a_function_known_as_long_has_finished_neighbours_sent_before_it_runs(bench):
-    slow = "import time\nend = time.perf_counter\ndef _(s):\n    t = end() + s\n    while end() < t: pass"
+    slow = "import time\nend = time.thread_time\ndef _(s):\n    t = end() + s\n    while end() < t: pass"
     bench.call(slow, 0.006)
     flushed: list[int] = []
     channel = bench.runtime.channel
@@ -677,6 +691,31 @@ def test_without_a_row_heartbeats_are_sent_when_they_are_due(new_bench):
     assert [type(m).__name__ for m in sent] == ["Heartbeat"]
 
 
+@pytest.mark.parametrize(
+    ("change", "look", "expected"),
+    [
+        ("sys.setrecursionlimit(5_000)", "sys.getrecursionlimit()", sys.getrecursionlimit()),
+        ("sys.set_int_max_str_digits(0)", "sys.get_int_max_str_digits()", 4300),
+        ("gc.disable()", "gc.isenabled()", True),
+        ("sys.settrace(lambda *_: None)", "sys.gettrace() is None", sys.gettrace() is None),
+        ("sys.setprofile(lambda *_: None)", "sys.getprofile() is None", True),
+    ],
+)
+def test_the_next_call_does_not_find_the_process_changed(bench, change, look, expected):
+    bench.output(f"import gc, sys\ndef _():\n    {change}")
+    assert bench.output(f"import gc, sys\ndef _():\n    return {look}") == expected
+
+
+def test_the_row_of_a_retiring_executor_says_so(row, new_bench):
+    bench = new_bench(row=row)
+    bench.runtime.handle_inbound_message({"messageType": "HeartbeatAck"})
+    bench.output("def _():\n    return 1")
+    assert row._words[3] == 1
+    bench.runtime.retire("test")
+    bench.run()
+    assert (row._words[3], row._words[6]) == (0, 0)
+
+
 def test_a_retiring_executor_refuses_roots_and_is_finished_when_it_is_empty(bench):
     bench.start(PARENT, call_id="p")
     (waiting,) = bench.run()
@@ -704,11 +743,24 @@ def test_modules_stay_a_while_after_the_last_call_of_their_task(new_bench):
     assert at_once.output(source) == 1
 
 
+def test_modules_of_a_task_are_not_released_under_a_call_that_came_in_between(new_bench):
+    bench = new_bench(task_linger_ns=20_000_000)
+    bench.output("def _():\n    return 1")
+    bench.start(READ, ["a", "b"])
+    (waiting,) = bench.run()
+    interrupts._real_sleep(0.03)
+    bench.run()
+    bench.resume(waiting, 1)
+    (waiting,) = bench.run()
+    bench.resume(waiting, 2)
+    assert [exact_json.decode(m.payload.output) for m in bench.run()] == [[1, 2]]
+
+
 def test_no_more_than_a_few_tasks_linger(bench):
     for n in range(TASKS_LINGERING_MAX + 10):
         bench.call("def _():\n    return 1", taskId=f"t{n}")
     bench.run()
-    assert bench.runtime._loader.loaded_count() == TASKS_LINGERING_MAX
+    assert bench.runtime._attempts._loader.loaded_count() == TASKS_LINGERING_MAX
 
 
 # ---- guards ---------------------------------------------------------------------------------------
@@ -756,8 +808,6 @@ def _():
     late.me = late
 """
     )
-    import sys
-
     log: list[str] = []
     sys.modules["blockx_test_log"] = log  # type: ignore[assignment]
     try:
@@ -767,6 +817,31 @@ def _():
         del sys.modules["blockx_test_log"]
     assert log == ["refused"]
     assert bench.run() == []
+
+
+def test_a_finalizer_at_the_very_end_of_its_call_cannot_use_the_sdk(bench):
+    source = (
+        READ
+        + """
+import blockx_test_log as LOG
+PROVIDER = get_provider()
+class Row(dict):
+    def __del__(self):
+        try:
+            PROVIDER.read_req("kv", "get", {})
+        except RuntimeError:
+            LOG.append("refused")
+def _():
+    return Row(a=1)
+"""
+    )
+    log: list[str] = []
+    sys.modules["blockx_test_log"] = log  # type: ignore[assignment]
+    try:
+        assert bench.output(source) == {"a": 1}
+    finally:
+        del sys.modules["blockx_test_log"]
+    assert log == ["refused"]
 
 
 def test_a_function_that_switches_to_the_hub_by_itself_only_yields(bench):

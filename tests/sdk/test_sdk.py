@@ -500,3 +500,11 @@ def test_the_table_of_the_surface_names_every_method():
 def test_a_block_is_a_value():
     assert dataclasses.asdict(Block(5, HASH, 17)) == {"height": 5, "hash": HASH, "timestamp": 17}
     assert repr(ChainState("dev", 5)) == "ChainState('dev', 5)"
+
+
+def test_a_thread_that_a_call_started_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BLOCKX_EXECUTOR_RUNTIME", "1")
+    with pytest.raises(RuntimeError, match="own thread"):
+        seam.get_provider()

@@ -21,6 +21,7 @@ from blockx.errors import ErrorKind
 from blockx.ipc import messages as m
 from blockx.ipc.frames import FrameDecoder, encode_frame
 from blockx.ipc.heartbeat import (
+    FINISHED_CALLS,
     RUNNING_CALL_SEQ,
     HeartbeatRow,
     SchedulerSample,
@@ -446,6 +447,16 @@ def test_the_heartbeat_row_names_the_call_that_ran_when_its_process_died(world):
         False,
         "its process ended with exit code 9",
     )
+
+
+def test_an_executor_that_retires_offers_no_places(world):
+    world.attach(has_table=True)
+    assert world.adapter.snapshots()[0].usable_contexts == 4
+    row = HeartbeatRow(world.fd, 0)
+    row.scheduler[FINISHED_CALLS] = 1
+    row.write_scheduler()
+    assert world.adapter.snapshots()[0].usable_contexts == 0
+    row.close()
 
 
 def test_the_row_of_another_incarnation_blames_nobody(world):
