@@ -5,6 +5,7 @@ Main thread. Order matters: the heartbeat table and the fork server exist before
 process. A thread that dies of our own bug ends the run with that bug's story, never silently.
 """
 
+import gc
 import os
 import random
 import signal
@@ -61,6 +62,9 @@ from blockx.transport.socket_folder import SocketFolder
 
 SWITCH_INTERVAL_S = 0.0005
 """A post to a waiting thread beside a computing one: 5.2 ms with the default, 0.6 ms with this."""
+GC_THRESHOLDS = (20_000, 20, 50)
+"""Of Python's garbage collector, in main. With the default of 700 new objects its passes over the calls of a
+task were 10 % of main; nothing on the path of a call leaves cycles behind."""
 TURN_S = 0.1
 """How often the main thread looks at progress; exits of children and signals wake it at once."""
 STOP_GRACE_S = 1.0
@@ -206,6 +210,7 @@ class Engine:
             UsageError: the folder of the sockets, or a backend, cannot be had.
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        gc.set_threshold(*GC_THRESHOLDS)
         config = self._loaded.config
         launches, folder = self._launches()
         table_fd = create_table_fd(len(launches))

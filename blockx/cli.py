@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from blockx import cli_table
+from blockx import cli_cache, cli_table
 from blockx.config import JobConfig, LoadedConfig, describe, load_config
 from blockx.errors import UsageError
 from blockx.jobs.choice import Choice, Where
@@ -31,7 +31,7 @@ EXIT_SIGINT = 130
 EXIT_SIGTERM = 143
 """Stopped by SIGTERM."""
 
-VERBS = ("run", "check", "table")
+VERBS = ("run", "check", "table", "cache")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +88,10 @@ def _command(arguments: list[str]) -> int:
     loaded = load_config(Path(options.config), os.environ)
     if options.verb == "table":
         return cli_table.run(options, loaded)
+    if options.verb == "cache":
+        return cli_cache.run(options, loaded)
+    if options.no_cache:
+        loaded = cli_cache.without_cache(loaded)
     if options.verb == "check" or options.check:
         return _check(loaded, options.job)
     # Imported here: it brings in all of main.
@@ -159,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"blockx {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="{run,check,table}", required=True)
+    verbs = parser.add_subparsers(dest="verb", metavar="{run,check,table,cache}", required=True)
     helps = {
         "run": "run the jobs of a configuration and exit",
         "check": "check configuration, functions and files, and show the effective configuration",
@@ -179,7 +183,9 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--check", action="store_true", help="the same as the verb check")
         _add_choice(sub)
         sub.add_argument("--quiet", action="store_true", help="no progress and no table")
+        cli_cache.add_option(sub)
     cli_table.add_parser(verbs)
+    cli_cache.add_parser(verbs)
     return parser
 
 

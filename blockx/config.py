@@ -127,11 +127,27 @@ class FunctionsConfig(_Section, frozen=True, kw_only=True):
     """Names of environment variables that functions may see."""
 
 
+class RpcUrlConfig(_Section, frozen=True, kw_only=True):
+    """What differs for one url of a chain."""
+
+    weight: Annotated[int, Meta(ge=0, le=1_000)] = 0
+    """Its share of the requests among urls with a weight. 0: a reserve, or, if none has a weight, used
+    in the order of the list."""
+    posts_max: Annotated[int, Meta(ge=0, le=256)] = 0
+    """HTTP requests on their way to it at once. 0: the chain's posts_max."""
+    batch_max: Annotated[int, Meta(ge=0, le=1_000)] = 0
+    """Requests in one RPC batch, at most the chain's batch_max. 0: that one."""
+    requests_per_s: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    """JSON-RPC requests a second. 0: no limit."""
+
+
 class RpcBackendConfig(_Section, frozen=True, kw_only=True):
     """One chain and its nodes."""
 
     urls: Annotated[list[str], Meta(min_length=1, max_length=32)]
     """http(s) urls, the first is preferred."""
+    per_url: dict[str, RpcUrlConfig] = {}
+    """Url -> what differs for it: weight and limits."""
     batch_max: Annotated[int, Meta(ge=1, le=1_000)] = 100
     """Requests in one RPC batch; 1: single requests."""
     posts_max: Annotated[int, Meta(ge=1, le=256)] = 8
@@ -164,12 +180,36 @@ class BlockdbConfig(_Section, frozen=True, kw_only=True):
     """Declared tables."""
 
 
+class ReadCacheConfig(_Section, frozen=True, kw_only=True):
+    """Answers of reads at final blocks, kept on disk between runs."""
+
+    path: str = ""
+    """SQLite file, made when missing; one for all chains. Empty: none."""
+    max_bytes: Annotated[int, Meta(ge=1_000_000, le=1 << 46)] = 1024 * 1024 * 1024
+    """Bytes of answers. Full: those that no run has used for longest go."""
+
+
+class HttpBackendConfig(_Section, frozen=True, kw_only=True):
+    """What ``blockx.http`` may reach."""
+
+    hosts: list[str] = []
+    """Allowed hosts: ``name`` (any port), ``name:port``, ``*.name`` (what is below it). Empty: none."""
+    timeout_ms: Annotated[int, Meta(ge=1, le=600_000)] = 10_000
+    """Wait for one answer."""
+    inflight_max: Annotated[int, Meta(ge=1, le=10_000)] = 64
+    """Requests on their way at once; further ones wait."""
+    body_bytes_max: Annotated[int, Meta(ge=1, le=10 * 1024 * 1024)] = 8 * 1024 * 1024
+    """Bytes of one answer. More: the request fails."""
+
+
 class BackendsConfig(_Section, frozen=True, kw_only=True):
     """What a waiting call can read."""
 
     rpc: dict[str, RpcBackendConfig] = {}
     """Chain name -> its nodes."""
+    read_cache: ReadCacheConfig = ReadCacheConfig()
     blockdb: BlockdbConfig = BlockdbConfig()
+    http: HttpBackendConfig = HttpBackendConfig()
 
 
 class JobConfig(_Section, frozen=True, kw_only=True):
@@ -365,6 +405,7 @@ def describe(loaded: LoadedConfig, environ: Mapping[str, str]) -> str:
     tree = msgspec.to_builtins(config)
     for chain in tree["backends"]["rpc"].values():
         chain["urls"] = [redact_url(url) for url in chain["urls"]]
+        chain["per_url"] = {redact_url(url): own for url, own in chain["per_url"].items()}
     for job in tree["jobs"]:
         if isinstance(job["calls"], list):
             job["calls"] = f"({len(job['calls'])} calls in the file itself)"
@@ -626,6 +667,9 @@ def _check_backends(config: Config, document: "Document") -> Iterator[str]:
             path: KeyPath = ("backends", "rpc", chain, "urls", index)
             if not _is_http_url(url):
                 yield f"{document.at(path)}: {_dotted(path)}: expected an http:// or https:// url with a host"
+        for url in node.per_url.keys() - node.urls:
+            place = document.at(("backends", "rpc", chain, "per_url", url), key=True)
+            yield f"{place}: backends.rpc.{chain}.per_url: {redact_url(url)} is none of the chain's urls"
 
 
 def _is_http_url(url: str) -> bool:
@@ -673,6 +717,8 @@ def _check_files(loaded: LoadedConfig, document: "Document") -> Iterator[str]:
         inputs[loaded.resolve(name).resolve()] = f"the table {table}"
     if config.backends.blockdb.path:
         inputs[loaded.resolve(config.backends.blockdb.path).resolve()] = "the table store"
+    if config.backends.read_cache.path:
+        inputs[loaded.resolve(config.backends.read_cache.path).resolve()] = "the read cache"
     for index, job in enumerate(config.jobs):
         if isinstance(job.calls, str):
             # A job may read what an earlier one wrote, so only what comes later can collide.

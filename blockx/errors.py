@@ -157,6 +157,10 @@ class ReadError(BlockxError):
     kind = ErrorKind.IO_ERROR
 
 
+TOO_MUCH = "too much for one answer"
+"""Stands in the message of a ReadError when less would have been answered, as a smaller range of blocks."""
+
+
 class RevertedError(ReadError):
     """A contract reverted: ``reason`` is its text if it gave one, ``data`` the raw bytes."""
 

@@ -33,23 +33,24 @@ LAYERS: dict[str, set[str]] = {
     "sdk": {"errors"},
     "functions": {"errors"},
     "function": {"errors", "sdk"},
+    "http": {"errors", "sdk", "ipc"},
     "dispatcher": {"errors", "config"},
     "supervisor": COMMON | {"ipc"},
     "backends": COMMON | {"ipc"},
-    "executor": {"errors", "config", "ipc", "sdk", "function", "functions"},
+    "executor": {"errors", "config", "ipc", "sdk", "function", "functions", "http"},
     "transport": COMMON | RECORDS | {"ipc"},
     "jobs": COMMON | RECORDS | {"ipc", "functions"},
     "actor": COMMON | {"dispatcher", "ipc", "functions"},
     "progress": COMMON | {"jobs"},
 }
 """Package or module -> what it may import from blockx besides itself."""
-ANYTHING = {"cli", "cli_table", "app", "local", "__main__"}
+ANYTHING = {"cli", "cli_cache", "cli_table", "app", "local", "__main__"}
 BOTH_PROCESS_KINDS = {"app", "local"}
 """Only these see the executor and main's packages at once."""
 
 MAIN_ONLY = {"aiohttp", "loguru", "numpy", "rich", "uvloop"}
 """Libraries that must not be loaded in an executor: they cost it memory and start-up time."""
-IN_EXECUTORS = {"dispatcher", "executor", "function", "functions", "ipc", "sdk"}
+IN_EXECUTORS = {"dispatcher", "executor", "function", "functions", "http", "ipc", "sdk"}
 
 DISPATCHER_LIBRARIES = {
     "collections", "dataclasses", "enum", "heapq", "itertools", "math", "random", "typing",

@@ -18,6 +18,7 @@ from blockx.config import (
     JobConfig,
     LogConfig,
     RpcBackendConfig,
+    RpcUrlConfig,
     RunConfig,
     StreamBuildConfig,
     TableConfig,
@@ -32,8 +33,8 @@ KEY_LINE = re.compile(r"^ *(?:- )?([a-z_]+): *(.*)$")
 
 def complete_text() -> str:
     """The file with its switched-off keys switched on."""
-    shown = re.sub(r"(?m)^( *)# ( *[a-z_]+:.*)$", r"\1\2", TEXT)
-    return re.sub(r"(?m)^( *)(rpc|tables): \{\}", r"\1\2:", shown)
+    shown = re.sub(r'(?m)^( *)# ( *(?:[a-z_]+|"[^"]+"):.*)$', r"\1\2", TEXT)
+    return re.sub(r"(?m)^( *)(rpc|tables|per_url): \{\}", r"\1\2:", shown)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,10 @@ def test_what_the_main_job_does_not_need_has_its_default(tree):
     assert shown.functions == FunctionsConfig()
     assert shown.run == RunConfig()
     assert shown.log == LogConfig()
-    assert shown.backends.rpc == {"dev": RpcBackendConfig(urls=["http://127.0.0.1:8545"])}
+    url = "http://127.0.0.1:8545"
+    assert shown.backends.rpc == {
+        "dev": RpcBackendConfig(urls=[url], per_url={url: RpcUrlConfig()})
+    }
     assert shown.backends.blockdb.tables == {"balances": TableConfig(key=["token", "holder"])}
     job = shown.jobs[0]
     assert job == JobConfig(

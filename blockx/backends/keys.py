@@ -29,6 +29,23 @@ def key_text(table: str, columns: Sequence[str], values: object) -> bytes:
     return encode_key(table, ordered)
 
 
+def prefix_text(table: str, columns: Sequence[str], values: object) -> bytes:
+    """The text form of the first values of a key, for a scan; ``[]`` for all keys.
+
+    Raises:
+        ReadFailedError: the fields are not the first key columns of the table, or a value is no scalar.
+    """
+    given = {} if values is None else values
+    first = columns[: len(given)] if isinstance(given, dict) else ()
+    if not isinstance(given, dict) or set(given) != set(first):
+        shown = ", ".join(map(str, given)) if isinstance(given, dict) else _json_type(given)
+        raise ReadFailedError(
+            ErrorKind.IO_ERROR,
+            f"table {table} has the key {', '.join(columns)}; a scan names its first columns, not {shown}",
+        )
+    return encode_key(table, [given[column] for column in first])
+
+
 def encode_key(table: str, ordered: list[object]) -> bytes:
     """Key values, in the order of the columns, as text. Raises ReadFailedError for a value that is no scalar."""
     for value in ordered:

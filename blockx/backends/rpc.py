@@ -6,7 +6,8 @@ io thread only. A request's operation is a JSON-RPC method; its parameters are `
 
 - *Merging*: identical reads on their way are one question. None is joined across a request that may have
   changed something, neither before nor after it, so a call sees what it sent itself.
-- *Cache*: answers of reads at a pinned block, a task each, least recently used first out; never null.
+- *Cache*: answers of reads at a pinned block, a task each, least recently used first out; never null. Those
+  at final blocks are also kept on disk between runs, if that is configured (``read_cache``).
 - *Time*: a reader is charged (``io_us``) while the post that carries its question is on its way, from when it
   joined; everything else is ``queue_us``. A reader whose budget is used up by that ends with
   ``deadline_exceeded``; the question goes on for the others.
@@ -17,17 +18,20 @@ Nothing is asked of a node before the first read.
 import asyncio
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
+from blockx.backends.read_cache import ReadCache
 from blockx.backends.replies import ReadFailedError, named
-from blockx.backends.rpc_node import Counters, NodeLink, Question
-from blockx.backends.rpc_pins import BlockRef, OnPins, OwnAnswer, TaskPins
+from blockx.backends.rpc_disk import TaskDisk
+from blockx.backends.rpc_node import Counters, NodeLink, Question, monotonic
+from blockx.backends.rpc_pins import AskOwn, BlockRef, OnPins, OwnAnswer, TaskPins
+from blockx.backends.rpc_urls import UrlHealth
 from blockx.backends.rpc_wire import (
     NULL,
     READ_METHODS,
@@ -49,8 +53,7 @@ CACHE_ENTRY_BYTES = 200
 """What an entry of the cache costs beside key and value."""
 
 
-@dataclass(slots=True, eq=False)
-class _Reader:
+class _Reader(msgspec.Struct, eq=False):
     """One parked call's request."""
 
     request: IoRequest
@@ -68,14 +71,16 @@ class _Reader:
         return self.question.flown(now) - self.flown_before if self.question is not None else 0.0
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class _SharedQuestion(Question):
+class _SharedQuestion(Question, eq=False, kw_only=True):
     """A question and who waits for its answer."""
 
     chain: "_Chain"
-    readers: list[_Reader] = field(default_factory=list)
+    readers: list[_Reader] = msgspec.field(default_factory=list)
     cache: "_Cache | None" = None
     """Where the answer is kept; None: nowhere."""
+    disk: TaskDisk | None = None
+    """Where it is looked for before the node is asked, and kept under ``disk_key``."""
+    disk_key: bytes = b""
 
 
 ChainPins = Callable[[str, dict[str, Any]], None]
@@ -111,15 +116,23 @@ class _Cache:
 class _ChainTask:
     """What one task has on one chain."""
 
-    __slots__ = ("cache", "counters", "pins")
+    __slots__ = ("cache", "counters", "disk", "pins")
 
-    def __init__(self, chain: "_Chain", counters: Counters, on_pins: OnPins | None) -> None:
+    def __init__(
+        self,
+        chain: "_Chain",
+        counters: Counters,
+        on_pins: OnPins | None,
+        disk: ReadCache | None,
+    ) -> None:
         self.counters = counters
         cache_bytes = chain.config.read_cache_bytes
         self.cache = _Cache(cache_bytes) if cache_bytes else None
-        self.pins = TaskPins(chain.name, self._ask_own(chain), on_pins)
+        ask = self._ask_own(chain)
+        self.pins = TaskPins(chain.name, ask, on_pins)
+        self.disk = TaskDisk(disk, ask, self.pins) if disk is not None else None
 
-    def _ask_own(self, chain: "_Chain") -> Any:
+    def _ask_own(self, chain: "_Chain") -> AskOwn:
         def ask(method: str, params: bytes, what: str, answer: OwnAnswer) -> None:
             chain.link.ask(
                 Question(
@@ -129,7 +142,8 @@ class _ChainTask:
                     counters=self.counters,
                     done=lambda _question, result, error: answer(result, error),
                     own=True,
-                )
+                ),
+                monotonic(),
             )
 
         return ask
@@ -152,29 +166,40 @@ class _Chain:
 class RpcBackend:
     """The backend over the chains of ``backends.rpc``."""
 
-    def __init__(self, chains: Mapping[str, RpcBackendConfig], io_wait_max_ms: int) -> None:
-        """Raises UsageError for an url that is none. Opens nothing."""
+    def __init__(
+        self,
+        chains: Mapping[str, RpcBackendConfig],
+        io_wait_max_ms: int,
+        disk: ReadCache | None = None,
+    ) -> None:
+        """Raises UsageError for an url that is none. Opens nothing. ``disk``: the cache between runs."""
+        self._disk = disk
         self._chains: dict[str, _Chain] = {}
         for name, config in chains.items():
             for url in config.urls:
                 check_url(name, url)
-            link = NodeLink(name, config, io_wait_max_ms / 1_000, self._on_sent)
+            link = NodeLink(name, config, io_wait_max_ms / 1_000, self._watch)
             self._chains[name] = _Chain(name, config, link)
         self._counters: dict[str, dict[str, Counters]] = {}
         self._kept_pins: dict[str, tuple[Mapping[str, Any], ChainPins]] = {}
         self._by_call: dict[str, _Reader] = {}
-        self._deadlines: list[tuple[float, int, _Reader]] = []
+        self._deadlines: list[tuple[float, int, Sequence[Question]]] = []
+        """When the first reader of these questions has used its budget up, if they stay on their way."""
         self._deadline_seq = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._only = next(iter(self._chains.values())) if len(chains) == 1 else None
 
     # ---- the contract of a backend ---------------------------------------------------------------
 
     async def start(self) -> None:
-        """Nothing: connections are made by the first read."""
+        """Open the disk cache; connections are made by the first read."""
+        if self._disk is not None:
+            self._disk.start()
 
     def submit(self, request: IoRequest, reply: Reply) -> None:
         """Take a request; answered at once only from the cache or with an error."""
-        now = asyncio.get_running_loop().time()
+        now = monotonic()
         try:
             params = decode_params(request.params)
             chain = self._chain(params.chain)
@@ -187,7 +212,8 @@ class RpcBackend:
         except ReadFailedError as failure:
             reply(IoReply(request, error=failure.error))
             return
-        reader = _Reader(request, reply, self._task(chain, request.task_id), now)
+        task = chain.tasks.get(request.task_id) or self._task(chain, request.task_id)
+        reader = _Reader(request, reply, task, now)
         self._by_call[request.call_id] = reader
         if params.block is None:
             self._ask_plain(chain, reader, params)
@@ -221,48 +247,49 @@ class RpcBackend:
         counted = self._counters.get(task_id, {})
         return {name: asdict(counted.get(name) or Counters()) for name in self._chains}
 
+    def health(self) -> dict[str, Sequence[UrlHealth]]:
+        """How the urls of each chain fare. io thread."""
+        return {name: chain.link.health() for name, chain in self._chains.items()}
+
     async def close(self) -> None:
         """Close the connections; what is on its way is given up."""
         if self._timer is not None:
             self._timer.cancel()
         for chain in self._chains.values():
-            await chain.link.close()
+            chain.link.close()
+        if self._disk is not None:
+            self._disk.close()
 
     # ---- from a request to a question ------------------------------------------------------------
 
     def _chain(self, name: str | None) -> _Chain:
-        chains = self._chains
-        if name is None and len(chains) == 1:
-            return next(iter(chains.values()))
+        chain = self._only if name is None else self._chains.get(name)
+        if chain is not None:
+            return chain
+        there = named(sorted(self._chains), "none")
         if name is None:
-            there = named(sorted(chains), "none")
             text = f"name the chain of this request: chain=…; there are: {there}"
-            raise ReadFailedError(ErrorKind.IO_ERROR, text)
-        chain = chains.get(name)
-        if chain is None:
-            there = named(sorted(chains), "none")
+        else:
             text = (
                 f"there is no chain {name!r} under backends.rpc in config.yaml; there are: {there}"
             )
-            raise ReadFailedError(ErrorKind.IO_ERROR, text)
-        return chain
+        raise ReadFailedError(ErrorKind.IO_ERROR, text)
 
     def _task(self, chain: _Chain, task_id: str) -> _ChainTask:
-        task = chain.tasks.get(task_id)
-        if task is None:
-            by_chain = self._counters.setdefault(task_id, {})
-            while len(self._counters) > TASKS_COUNTED_MAX:
-                del self._counters[next(iter(self._counters))]
-            counters = by_chain.setdefault(chain.name, Counters())
-            task = chain.tasks[task_id] = self._begin_task(chain, task_id, counters)
+        """A task's first read of a chain."""
+        by_chain = self._counters.setdefault(task_id, {})
+        while len(self._counters) > TASKS_COUNTED_MAX:
+            del self._counters[next(iter(self._counters))]
+        counters = by_chain.setdefault(chain.name, Counters())
+        task = chain.tasks[task_id] = self._begin_task(chain, task_id, counters)
         return task
 
     def _begin_task(self, chain: _Chain, task_id: str, counters: Counters) -> _ChainTask:
         kept = self._kept_pins.get(task_id)
         if kept is None:
-            return _ChainTask(chain, counters, None)
+            return _ChainTask(chain, counters, None, self._disk)
         pins, on_pins = kept
-        task = _ChainTask(chain, counters, partial(on_pins, chain.name))
+        task = _ChainTask(chain, counters, partial(on_pins, chain.name), self._disk)
         task.pins.restore(pins.get(chain.name, {}))
         return task
 
@@ -295,7 +322,18 @@ class RpcBackend:
             self._ask_writing(chain, reader, body)
             return
         what = f"{reader.request.operation} at block {block.name}"
-        self._ask(chain, reader, body, what, cached=True, block_known=block.known)
+        # By number alone means final: such an answer holds for ever.
+        disk = reader.task.disk if block.hash is None else None
+        self._ask(
+            chain,
+            reader,
+            body,
+            what,
+            cached=True,
+            block_known=block.known,
+            disk=disk,
+            params=placed,
+        )
 
     def _ask(
         self,
@@ -306,8 +344,10 @@ class RpcBackend:
         *,
         cached: bool,
         block_known: bool,
+        disk: TaskDisk | None = None,
+        params: bytes = b"",
     ) -> None:
-        """A read: from the cache, joined to one on its way, or asked."""
+        """A read: from the cache, joined to one on its way, from disk (by ``params``), or asked."""
         task = reader.task
         cache = task.cache if cached else None
         if cache is not None:
@@ -330,11 +370,27 @@ class RpcBackend:
             chain=chain,
             block_known=block_known,
             cache=cache,
+            disk=disk,
         )
         if chain.config.merge_reads:
             chain.inflight[body] = shared
         self._join(reader, shared)
-        chain.link.ask(shared)
+        if disk is None:
+            chain.link.ask(shared, reader.arrived_at)
+        else:
+            disk.look_up(shared.method, params, partial(self._looked_up, shared))
+
+    def _looked_up(self, shared: _SharedQuestion, key: bytes, result: bytes | None) -> None:
+        """The disk cache has answered."""
+        if shared.dropped:
+            return
+        if result is None:
+            shared.disk_key = key
+            shared.chain.link.ask(shared, monotonic())
+            return
+        shared.counters.cache_hits += 1
+        shared.ended = True
+        self._answered(shared, result, None)
 
     def _ask_writing(self, chain: _Chain, reader: _Reader, body: bytes) -> None:
         """A request that may change something: reads on their way are joined no more, here and at its end."""
@@ -349,7 +405,7 @@ class RpcBackend:
             is_read=False,
         )
         self._join(reader, shared)
-        chain.link.ask(shared)
+        chain.link.ask(shared, monotonic())
 
     def _written(self, question: Question, result: bytes | None, error: WireError | None) -> None:
         assert isinstance(question, _SharedQuestion), "asked by _ask_writing"
@@ -359,12 +415,13 @@ class RpcBackend:
     # ---- readers ---------------------------------------------------------------------------------
 
     def _join(self, reader: _Reader, shared: _SharedQuestion) -> None:
-        now = asyncio.get_running_loop().time()
         reader.question = shared
-        reader.flown_before = shared.flown(now)
         shared.readers.append(reader)
-        if shared.sent_at:
-            self._watch(reader, now)
+        if shared.sent_at or shared.flown_s:  # others' time is not charged
+            now = monotonic()
+            reader.flown_before = shared.flown(now)
+            if shared.sent_at:
+                self._watch((shared,), now)
 
     def _leave(self, reader: _Reader) -> None:
         shared = reader.question
@@ -385,6 +442,13 @@ class RpcBackend:
         self._close_to_joiners(question)
         if question.cache is not None and result is not None and result != NULL:
             question.cache.put(question.body, result)
+        if (
+            question.disk_key
+            and question.disk is not None
+            and result is not None
+            and result != NULL
+        ):
+            question.disk.keep(question.disk_key, result)
         readers, question.readers = question.readers, []
         for reader in readers:
             self._end(reader, result, error)
@@ -396,61 +460,85 @@ class RpcBackend:
         call_id = reader.request.call_id
         if self._by_call.get(call_id) is reader:
             del self._by_call[call_id]
-        now = asyncio.get_running_loop().time()
+        now = monotonic()
         charged_s = reader.charged(now)
+        queued_s = now - reader.arrived_at - charged_s
         reader.reply(
             IoReply(
                 reader.request,
-                result=result,
-                error=error,
-                io_us=round(charged_s * 1e6),
-                queue_us=max(0, round((now - reader.arrived_at - charged_s) * 1e6)),
+                result,
+                None,
+                error,
+                int(charged_s * 1e6 + 0.5),
+                int(queued_s * 1e6 + 0.5) if queued_s > 0 else 0,
             )
         )
 
     # ---- budgets ---------------------------------------------------------------------------------
 
-    def _on_sent(self, question: Question) -> None:
-        if isinstance(question, _SharedQuestion):
-            for reader in question.readers:
-                self._watch(reader, question.sent_at)
-
-    def _watch(self, reader: _Reader, now: float) -> None:
-        """Note when the reader's budget ends if its question stays on its way until then."""
-        budget_ms = reader.request.budget_left_ms
-        if budget_ms <= 0:
+    def _watch(self, questions: Sequence[Question], now: float) -> None:
+        """Note when the first budget of their readers ends if they stay on their way until then."""
+        left_s = _first_budget_s(questions, now)
+        if left_s is None:
             return
-        when = now + budget_ms / 1_000 - reader.charged(now)
         self._deadline_seq += 1
         if len(self._deadlines) > 1_024 + 2 * len(self._by_call):  # long budgets of ended readers
-            self._deadlines = [entry for entry in self._deadlines if not entry[2].ended]
+            self._deadlines = [
+                entry for entry in self._deadlines if any(q.sent_at for q in entry[2])
+            ]
             heapq.heapify(self._deadlines)
-        heapq.heappush(self._deadlines, (when, self._deadline_seq, reader))
-        if self._timer is None or when < self._timer.when():
-            self._arm(when)
+        when = now + left_s
+        heapq.heappush(self._deadlines, (when, self._deadline_seq, questions))
+        if self._timer is None or when < self._timer_at:
+            self._arm(when, left_s)
 
-    def _arm(self, when: float) -> None:
+    def _arm(self, when: float, delay_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(when, self._deadlines_due)
+        self._timer_at = when
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._deadlines_due)
 
     def _deadlines_due(self) -> None:
         self._timer = None
-        heap, now = self._deadlines, asyncio.get_running_loop().time()
-        while heap and (heap[0][2].ended or heap[0][0] <= now):
-            _, _, reader = heapq.heappop(heap)
-            if reader.ended or reader.question is None or not reader.question.sent_at:
-                continue  # between two posts its clock stands; the next post notes a new end
+        heap, now = self._deadlines, monotonic()
+        due = []
+        while heap and (heap[0][0] <= now or not any(q.sent_at for q in heap[0][2])):
+            due.append(heapq.heappop(heap)[2])
+        for questions in due:
+            for question in list(questions):
+                # Between two posts its clock stands; the next post notes a new end.
+                if question.sent_at and isinstance(question, _SharedQuestion):
+                    self._end_overdue(question, now)
+            self._watch(questions, now)
+        if heap and self._timer is None:
+            self._arm(heap[0][0], max(0.0, heap[0][0] - now))
+
+    def _end_overdue(self, question: _SharedQuestion, now: float) -> None:
+        for reader in list(question.readers):
             budget_ms = reader.request.budget_left_ms
-            if reader.charged(now) >= budget_ms / 1_000 - 1e-6:
+            if budget_ms > 0 and reader.charged(now) >= budget_ms / 1_000 - 1e-6:
                 self._leave(reader)
                 text = (
-                    f"{reader.question.what}: no answer within the {budget_ms:.0f} ms that were left of "
+                    f"{question.what}: no answer within the {budget_ms:.0f} ms that were left of "
                     "the call's budget"
                 )
                 self._end(reader, None, WireError(kind=ErrorKind.DEADLINE_EXCEEDED, message=text))
-        if heap:
-            self._arm(heap[0][0])
+
+
+def _first_budget_s(questions: Sequence[Question], now: float) -> float | None:
+    """Seconds until the first reader of questions on their way has used its budget up; None: never."""
+    first_ms = 0.0
+    for question in questions:
+        if not question.sent_at or not isinstance(question, _SharedQuestion):
+            continue
+        for reader in question.readers:
+            left_ms = reader.request.budget_left_ms
+            if left_ms > 0:
+                if question.flown_s or question.sent_at != now:
+                    left_ms -= reader.charged(now) * 1_000
+                if not first_ms or left_ms < first_ms:
+                    first_ms = max(left_ms, 0.001)
+    return first_ms / 1_000 if first_ms else None
 
 
 def check_url(chain: str, url: str) -> None:

@@ -64,13 +64,24 @@ _GIVEN_UP = (ErrorKind.UNAVAILABLE, ErrorKind.THROTTLED)
 class TaskPins:
     """The blocks of one task on one chain."""
 
-    __slots__ = ("_ask", "_chain", "_finalised", "_hashes", "_latest", "_on_pins", "_waiting")
+    __slots__ = (
+        "_ask",
+        "_chain",
+        "_finalised",
+        "_hashes",
+        "_latest",
+        "_on_pins",
+        "_waiting",
+        "final",
+    )
 
     def __init__(self, chain: str, ask: AskOwn, on_pins: OnPins | None = None) -> None:
         """``on_pins``: told of each block that is pinned, before the read that asked for it goes on."""
         self._chain = chain
         self._ask = ask
         self._on_pins = on_pins
+        self.final: tuple[int, str] = (-1, "")
+        """Height and hash of the finalised block as the node told it; (-1, ""): it has not."""
         self._finalised: int | None = None  # None: not asked yet; -1: the node knows none
         self._latest: BlockRef | None = None
         self._hashes: OrderedDict[int, BlockRef] = OrderedDict()
@@ -206,7 +217,9 @@ class TaskPins:
 
     def _remember(self, block: int | str, header: BlockRef) -> None:
         if block == "finalized":
+            assert header.number is not None, "a header has a number"
             self._finalised = header.number
+            self.final = (header.number, header.hash or "")
             return
         self._keep(block, header)
 

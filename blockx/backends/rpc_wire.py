@@ -10,13 +10,13 @@ nethermind, besu, reth, anvil and common gateways answer.
 
 import enum
 import re
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Raw
 
-from blockx.errors import ErrorKind
+from blockx.errors import TOO_MUCH, ErrorKind
 from blockx.ipc import exact_json
 from blockx.ipc.messages import WireError
 
@@ -160,23 +160,31 @@ def _filter_at(method: str, listed: list[bytes], number: int | None, hash_: str 
     return b"[" + exact_json.encode(filter_) + b"]"
 
 
+def _head(method: str) -> bytes:
+    return b',"method":' + _encode(method) + b',"params":'
+
+
+_HEADS: Final = {method: _head(method) for method in READ_METHODS}
+
+
 def question_body(method: str, params: bytes) -> bytes:
     """A request's body from its method on; ``member`` puts the id before it."""
-    return b',"method":' + _encode(method) + b',"params":' + params + b"}"
+    return b"%b%b}" % (_HEADS.get(method) or _head(method), params)
 
 
 def member(id_: int, body: bytes) -> bytes:
     """One JSON-RPC request."""
-    return b'{"jsonrpc":"2.0","id":%d' % id_ + body
+    return b'{"jsonrpc":"2.0","id":%d%b' % (id_, body)
 
 
 # ---- answers -------------------------------------------------------------------------------------
 
 
 class Answer(msgspec.Struct):
-    """One JSON-RPC answer; absent fields are ``ABSENT``."""
+    """One JSON-RPC answer; of absent fields the defaults."""
 
-    id: Raw = Raw()
+    id: Any = None
+    """A number as it was sent; some nodes send it back as text."""
     result: Raw = Raw()
     error: Raw = Raw()
 
@@ -257,8 +265,9 @@ def _row(kind: ErrorKind, codes: set[int] | None = None, text: str | None = None
 
 
 TOO_BIG = re.compile(
-    r"too (big|large|many results)|query returned more than|exceeds? (the )?(max|maximum|limit).*(size|range|results)"
-    r"|block range|limit(ed)? to (a )?\d+ .*(block|result)",
+    r"too (big|large|many (results|logs|blocks))|query returned more than|response size exceeded"
+    r"|exceeds? (the )?(max|maximum|limit).*(size|range|results)|block range"
+    r"|limit(ed)? to (a )?[\d,]+ .*(block|range|result)|ranges? over \d+|max range",
     re.IGNORECASE,
 )
 """An answer that the node refuses for its size. In a batch it may be the batch that is too big, so such a
@@ -268,13 +277,14 @@ ERROR_CLASSES: Final[tuple[ErrorClass, ...]] = (
     _row(ErrorKind.REVERTED, {3}),
     _row(ErrorKind.REVERTED, None, r"execution reverted|^reverted|VM Exception.*revert"),
     _row(ErrorKind.REVERTED, {-32015}, r"revert|VM execution error"),
+    _row(ErrorKind.IO_ERROR, {-32601}),  # a method that the node has not
     _row(ErrorKind.STATE_PRUNED, {4444}),
     _row(
         ErrorKind.STATE_PRUNED,
         None,
         r"missing trie node|state (is |data )?(not available|unavailable|pruned|recreat)|historical state"
         r"|state .{0,80}(not available|pruned)|pruned history|old data not available|state already discarded"
-        r"|distance to target block exceeds maximum",
+        r"|distance to target block exceeds maximum|no state (available|found)|state pruning|state histories",
     ),
     _row(ErrorKind.IO_ERROR, {-32005}, TOO_BIG.pattern),
     _row(ErrorKind.THROTTLED, {-32005, 429, -32097, -32029}),
@@ -282,7 +292,7 @@ ERROR_CLASSES: Final[tuple[ErrorClass, ...]] = (
         ErrorKind.THROTTLED,
         None,
         r"rate.?limit|too many requests|throttl|request limit|compute units|capacity (limit )?exceeded"
-        r"|exceeded .{0,40}(capacity|quota|requests per)|call rate",
+        r"|exceeded .{0,40}(capacity|quota|requests per|RPS)|call rate|request rate|requests? per second",
     ),
     _row(ErrorKind.BLOCK_UNKNOWN, {-32001}),
     _row(
@@ -290,7 +300,7 @@ ERROR_CLASSES: Final[tuple[ErrorClass, ...]] = (
         None,
         r"header not found|unknown block|block .{0,80}not found|BlockOutOfRange|block not available"
         r"|cannot find block|header for hash not found|could not find block|block does not exist"
-        r"|not currently canonical",
+        r"|not currently canonical|block number is in the future|could not be found",
     ),
     _row(
         ErrorKind.UNAVAILABLE, {-32002}, r"unavailable|tim(e|ed).?out|too busy|try again|resource"
@@ -299,7 +309,9 @@ ERROR_CLASSES: Final[tuple[ErrorClass, ...]] = (
         ErrorKind.UNAVAILABLE,
         None,
         r"(service|upstream|backend|node) (is )?(temporarily )?unavailable|bad gateway|gateway time.?out"
-        r"|no (healthy|available) (node|upstream|backend)|try again later|server (is )?(too )?busy",
+        r"|no (healthy|available) (node|upstream|backend)|try again later|server (is )?(too )?busy"
+        r"|no backends? (is |are )?(available|healthy)|(backend|node) is currently not healthy"
+        r"|temporary internal error|request (failed or )?timed out|request timeout",
     ),
 )
 """The first row that fits decides; an error that fits none is ``io_error``."""
@@ -345,10 +357,27 @@ def read_error(raw: bytes) -> NodeError:
 
 
 _REVERT_REASON = bytes.fromhex("08c379a0")  # Error(string)
+_PANIC = bytes.fromhex("4e487b71")  # Panic(uint256)
+_PANICS: Final = {
+    0x00: "unspecified error",
+    0x01: "assertion failed",
+    0x11: "arithmetic underflow or overflow",
+    0x12: "division or modulo by zero",
+    0x21: "failed to convert value into enum type",
+    0x22: "storage byte array incorrectly encoded",
+    0x31: "called `.pop()` on an empty array",
+    0x32: "array out-of-bounds access",
+    0x41: "memory allocation error",
+    0x51: "called an invalid internal function",
+}
+"""Codes of ``Panic(uint256)``, from the Solidity documentation; in the words of reth and anvil."""
 
 
 def revert_reason(data: bytes) -> str | None:
-    """The text of a revert made by ``require(…, "text")``; None for any other data."""
+    """What a revert says: the text of ``require(…, "text")``, the meaning of a panic; None of any other data."""
+    if data.startswith(_PANIC) and len(data) == 36:
+        code = int.from_bytes(data[4:])
+        return f"panic: {_PANICS.get(code, 'unknown code')} (0x{code:02x})"
     if not data.startswith(_REVERT_REASON) or len(data) < 68:
         return None
     size = int.from_bytes(data[36:68], "big")
@@ -362,7 +391,9 @@ def wire_error(error: NodeError, what: str, where: str) -> WireError:
     kind = error.kind()
     if kind is ErrorKind.REVERTED:
         return _reverted(error, what)
-    return WireError(kind=kind, message=f"{what}: {error.text} (error {error.code} of {where})")
+    more = f"; {TOO_MUCH}" if kind is ErrorKind.IO_ERROR and TOO_BIG.search(error.text) else ""
+    text = f"{what}: {error.text} (error {error.code} of {where}{more})"
+    return WireError(kind=kind, message=text)
 
 
 def _reverted(error: NodeError, what: str) -> WireError:
@@ -370,8 +401,10 @@ def _reverted(error: NodeError, what: str) -> WireError:
     reason = revert_reason(bytes.fromhex(data[2:]))
     if reason is not None:
         text = f"execution reverted: {shorten(reason)}"
+    elif len(data) >= 10:
+        text = f"{shorten(error.text, 120)}; custom error {data[:10]}, data {shorten(data, 150)}"
     elif data != "0x":
-        text = f"{shorten(error.text, 120)}; data {shorten(data, 150)}"
+        text = f"{shorten(error.text, 120)}; data {data}"
     else:
         text = error.text
     return WireError(kind=ErrorKind.REVERTED, message=f"{what}: {text}", reason=reason, data=data)

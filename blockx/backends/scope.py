@@ -2,17 +2,20 @@
 
 Everything here runs on the io thread's loop, but ``IoRequest`` and ``IoReply`` cross threads as
 immutable records. A reply that comes after its attempt ended is dropped by the adapter.
+
+The two are made for every read, hence structs (0.2 us to make, a dataclass 1.2) that the garbage collector
+does not track: they are in no cycles.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from blockx.ipc.messages import WireError
 
 
-@dataclass(slots=True)
-class IoRequest:
+class IoRequest(msgspec.Struct, eq=False, gc=False):
     """One request of a parked call."""
 
     executor_id: str
@@ -33,8 +36,7 @@ class IoRequest:
     """The read must end by then. 0: no limit."""
 
 
-@dataclass(slots=True)
-class IoReply:
+class IoReply(msgspec.Struct, eq=False, gc=False):
     """Its answer: ``result`` (exact JSON), ``sidecar``, or ``error``."""
 
     request: IoRequest

@@ -17,7 +17,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from blockx.backends.blockdb import MixedTables
+from blockx.backends.http_backend import HttpBackend
 from blockx.backends.memory import MemoryTables
+from blockx.backends.read_cache import ReadCache
 from blockx.backends.replies import failed, named
 from blockx.backends.rpc import RpcBackend
 from blockx.backends.scope import Backend, IoReply, IoRequest
@@ -213,7 +215,9 @@ def build_backends(loaded: LoadedConfig) -> dict[str, Backend]:
     config = loaded.config.backends
     backends: dict[str, Backend] = {}
     if config.rpc:
-        backends["rpc"] = RpcBackend(config.rpc, loaded.config.run.io_wait_max_ms)
+        cache = config.read_cache
+        disk = ReadCache(loaded.resolve(cache.path), cache.max_bytes) if cache.path else None
+        backends["rpc"] = RpcBackend(config.rpc, loaded.config.run.io_wait_max_ms, disk)
     memory = MemoryTables(
         {name: loaded.resolve(path) for name, path in config.blockdb.memory.items()}
     )
@@ -229,6 +233,8 @@ def build_backends(loaded: LoadedConfig) -> dict[str, Backend]:
         backends["blockdb"] = memory
     elif config.blockdb.path:
         backends["blockdb"] = store
+    if config.http.hosts:
+        backends["http"] = HttpBackend(config.http, loaded.config.run.io_wait_max_ms)
     return backends
 
 
@@ -236,6 +242,7 @@ def _unknown_backend(name: str, configured: list[str]) -> str:
     there = named(configured, "none is configured")
     how = {
         "blockdb": "; add backends.blockdb.path (a SQLite file) to config.yaml",
+        "http": "; add the hosts that may be reached under backends.http.hosts to config.yaml",
         "rpc": "; add a chain with its urls under backends.rpc to config.yaml",
     }.get(name, "")
     return f"backend {name!r} is not configured{how} (configured: {there})"

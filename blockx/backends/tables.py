@@ -20,11 +20,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from blockx.backends import table_store
-from blockx.backends.keys import check_key_names, key_text
+from blockx.backends.keys import check_key_names, key_text, prefix_text
 from blockx.backends.replies import ReadFailedError, named
 from blockx.backends.scope import IoReply, IoRequest, Reply
 from blockx.backends.table_store import Kind, TableInfo
@@ -36,6 +37,8 @@ READS_A_TURN = 256
 """Reads answered in one loop turn; further ones in the next, so that the node's answers are not held up."""
 WRITES_A_GROUP = 1_024
 """Write requests in one transaction."""
+SCAN_ROWS_MAX = 10_000
+"""Rows of one scan or history; a caller that wants more asks on from the last one."""
 RESULT_BYTES_MAX = 15 * 1024 * 1024
 """Bytes of one answer: it has to fit into a frame of 16 MiB. Full: that read fails."""
 READER_BUSY_PAUSE_S = 0.05
@@ -47,8 +50,7 @@ _Params = dict[str, bytes]
 """Members of the parameters, each as raw JSON."""
 
 
-@dataclass(slots=True, eq=False)
-class _Pending:
+class _Pending(msgspec.Struct, eq=False):
     """One request on its way."""
 
     request: IoRequest
@@ -62,6 +64,8 @@ class _Pending:
     result: bytes | None = None
     error: WireError | None = None
     io_s: float = 0.0
+    point: str = ""
+    """The key's text, for a ``get_row`` that is answered together with the others of its table."""
 
 
 class SqliteTables:
@@ -98,6 +102,9 @@ class SqliteTables:
             "get_rows": self._get_rows,
             "get_state": self._get_state,
             "get_row_at": self._get_row_at,
+            "get_history": self._get_history,
+            "get_history_at": self._get_history_at,
+            "scan": self._scan,
         }
 
     # ---- the contract of a backend ---------------------------------------------------------------
@@ -127,7 +134,9 @@ class SqliteTables:
         now = self._now()
         try:
             params = _read_params(request)
-            table = table_store.check_name(exact_json.decode(params.get("table", b"null")))
+            table = exact_json.decode(params.get("table", b"null"))
+            if not isinstance(table, str) or table not in self._catalogue:
+                table = table_store.check_name(table)
             pending = _Pending(request, reply, table, params, now)
             if request.operation in self._read_operations:
                 pending.declared = self._declared_for(table, params.get("declared_key"))
@@ -201,15 +210,23 @@ class SqliteTables:
         reader = self._reader
         if reader is not None:
             reader.execute("BEGIN")
+        points: dict[str, list[tuple[str, _Pending]]] = {}
         try:
             for pending in reads:
                 try:
                     pending.result = self._read_operations[pending.request.operation](pending)
+                    if not pending.result:
+                        points.setdefault(pending.table, []).append((pending.point, pending))
                 except (ReadFailedError, ValueError) as error:
                     pending.error = _as_wire_error(pending.request, error)
-                else:
-                    if len(pending.result) > RESULT_BYTES_MAX:
-                        pending.error = _too_long(pending)
+            for table, asked in points.items():
+                keys = [key for key, _ in asked]
+                rows = table_store.get_many(self._connection, self._catalogue[table], keys)
+                for key, pending in asked:
+                    pending.result = rows[key].encode() if key in rows else b"null"
+            for pending in reads:
+                if pending.result is not None and len(pending.result) > RESULT_BYTES_MAX:
+                    pending.error = _too_long(pending)
         finally:
             if reader is not None:
                 reader.execute("COMMIT")
@@ -245,7 +262,14 @@ class SqliteTables:
             self._catalogue_version = version
 
     def _get_row(self, pending: _Pending) -> bytes:
-        return self._row(pending, exact_json.decode(pending.params.get("key", b"null")))
+        """Empty: the row is read with the others of its table."""
+        key = exact_json.decode(pending.params.get("key", b"null"))
+        info = self._info(pending, Kind.TABLE, key)
+        text = key_text(info.name, info.key, key)
+        if info.name not in self._catalogue:
+            return b"null"
+        pending.point = text.decode()
+        return b""
 
     def _get_rows(self, pending: _Pending) -> bytes:
         keys = exact_json.decode(pending.params.get("keys", b"null"))
@@ -259,6 +283,48 @@ class SqliteTables:
         if info.name not in self._catalogue:
             return b"null"
         return table_store.get(self._connection, info, text) or b"null"
+
+    def _scan(self, pending: _Pending) -> bytes:
+        prefix = exact_json.decode(pending.params.get("prefix", b"null"))
+        info = self._catalogue.get(pending.table)
+        if info is None:
+            return b"[]"
+        table_store.check_kind(info, Kind.TABLE)
+        text = prefix_text(info.name, info.key, prefix)
+        rows = table_store.scan(self._connection, info, text, _limit(pending))
+        return b"[" + b",".join(rows) + b"]"
+
+    def _get_history(self, pending: _Pending) -> bytes:
+        return self._history(pending, Kind.BLOCK, table_store.check_block)
+
+    def _get_history_at(self, pending: _Pending) -> bytes:
+        return self._history(pending, Kind.TIME, table_store.moment)
+
+    def _history(
+        self, pending: _Pending, kind: Kind, check: Callable[[str, object], int | float | str]
+    ) -> bytes:
+        key = exact_json.decode(pending.params.get("key", b"null"))
+        info = self._info(pending, kind, key)
+        text = key_text(info.name, info.key, key)
+        bounds = [
+            check(info.name, exact_json.decode(pending.params[name]))
+            if pending.params.get(name, b"null") != b"null"
+            else None
+            for name in ("from", "to")
+        ]
+        if info.name not in self._catalogue:
+            return b"[]"
+        for bound in bounds:
+            if kind is Kind.TIME and bound is not None:
+                table_store.check_clock(info, bound)
+        first, last = bounds
+        found = table_store.history(self._connection, info, text, first, last, _limit(pending))
+        at_name, value_name = ("block", "state") if kind is Kind.BLOCK else ("at", "row")
+        return b"[%b]" % b",".join(
+            b'{"%b":%b,"%b":%b}'
+            % (at_name.encode(), exact_json.encode(at), value_name.encode(), row)
+            for at, row in found
+        )
 
     def _get_state(self, pending: _Pending) -> bytes:
         block = exact_json.decode(pending.params.get("block", b"null"))
@@ -522,6 +588,21 @@ def _upsert_states(db: sqlite3.Connection, pending: _Pending) -> None:
     pending.result = b"null"
 
 
+def _upsert_rows_at(db: sqlite3.Connection, pending: _Pending) -> None:
+    rows = _elements(pending, "rows")
+    if not rows:
+        pending.result = b"null"
+        return
+    columns = pending.declared or table_store.key_fields(pending.table, rows[0])
+    first = table_store.time_version(pending.table, columns, rows[0])
+    info = _table_of(db, pending, Kind.TIME, columns, table_store.clock_of(first.at))
+    versions = [table_store.time_version(info.name, info.key, row) for row in rows]
+    for version in versions:
+        table_store.check_clock(info, version.at)
+    table_store.upsert(db, info, versions)
+    pending.result = b"null"
+
+
 def _delete_rows(db: sqlite3.Connection, pending: _Pending) -> None:
     keys = [exact_json.decode(raw) for raw in _elements(pending, "keys")]
     info = table_store.read_catalogue(db).get(pending.table)
@@ -532,7 +613,11 @@ def _delete_rows(db: sqlite3.Connection, pending: _Pending) -> None:
 
 
 def _table_of(
-    db: sqlite3.Connection, pending: _Pending, kind: Kind, columns: tuple[str, ...] | None
+    db: sqlite3.Connection,
+    pending: _Pending,
+    kind: Kind,
+    columns: tuple[str, ...] | None,
+    clock: str = "",
 ) -> TableInfo:
     """The table in the catalogue; made if its key is known."""
     info = table_store.read_catalogue(db).get(pending.table)
@@ -547,12 +632,13 @@ def _table_of(
             f"table {name} is new and its key is not known: write Table({name!r}, key=[…]), or "
             f"backends.blockdb.tables.{name}.key in config.yaml, or load it with --key",
         )
-    return table_store.make_table(db, pending.table, kind, columns)
+    return table_store.make_table(db, pending.table, kind, columns, clock)
 
 
 _WRITES: dict[str, Callable[[sqlite3.Connection, _Pending], None]] = {
     "upsert_rows": _upsert_rows,
     "upsert_states": _upsert_states,
+    "upsert_rows_at": _upsert_rows_at,
     "delete_rows": _delete_rows,
 }
 
@@ -566,6 +652,19 @@ def _read_params(request: IoRequest) -> _Params:
     except ValueError as error:
         text = f"{request.operation}: its parameters are not understood: {error}"
         raise ReadFailedError(ErrorKind.MALFORMED, text) from None
+
+
+def _limit(pending: _Pending) -> int:
+    limit = exact_json.decode(pending.params.get("limit", b"null"))
+    if limit is None:
+        return SCAN_ROWS_MAX
+    if isinstance(limit, int) and not isinstance(limit, bool) and 1 <= limit <= SCAN_ROWS_MAX:
+        return limit
+    text = (
+        f"{pending.request.operation} of table {pending.table}: the limit is a whole number from 1 to "
+        f"{SCAN_ROWS_MAX}, not {str(limit)[:40]}"
+    )
+    raise ReadFailedError(ErrorKind.IO_ERROR, text)
 
 
 def _as_wire_error(request: IoRequest, error: ReadFailedError | ValueError) -> WireError:

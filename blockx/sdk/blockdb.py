@@ -109,6 +109,16 @@ class Table(_Named):
             self._read(wire.GET_ROWS, keys=checked, **self._declaring("declared_key")),
         )
 
+    def scan(self, prefix: Mapping[str, Any] | None = None, limit: int | None = None) -> list[Row]:
+        """Rows whose key begins with these values, in the order of the text of their keys.
+
+        ``prefix``: values of the first key columns, as the table's key names them in order; None: all
+        rows. ``limit``: rows at most; None: 10,000, which is also the most. Raises ReadError.
+        """
+        begin = {} if not prefix else self._checked_key(prefix)
+        more = {} if limit is None else {"limit": _limit(self, limit)}
+        return cast(list[Row], self._read(wire.SCAN, prefix=begin, **more))
+
     def upsert_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Insert rows, or replace those with the same key; all or none. Raises ReadError."""
         checked = self._checked_rows(rows, "rows")
@@ -135,6 +145,24 @@ class BlockTable(_Named):
             Row | None,
             self._read(wire.GET_STATE, key=self._checked_key(key), block=self._height(block)),
         )
+
+    def history(
+        self,
+        key: Mapping[str, Any],
+        from_block: int | Block | None = None,
+        to_block: int | Block | None = None,
+        limit: int | None = None,
+    ) -> list[Row]:
+        """Versions of a key, oldest first, each ``{"block": …, "state": …}``; both ends included.
+
+        ``limit``: versions at most; None: 10,000, which is also the most. Raises ReadError.
+        """
+        more: dict[str, Any] = {} if limit is None else {"limit": _limit(self, limit)}
+        if from_block is not None:
+            more["from"] = self._height(from_block)
+        if to_block is not None:
+            more["to"] = self._height(to_block)
+        return cast(list[Row], self._read(wire.GET_HISTORY, key=self._checked_key(key), **more))
 
     def upsert_states(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Insert or replace versions, each ``{"key": …, "block": …, "state": …}``; all or none.
@@ -176,15 +204,61 @@ class TimeTable(_Named):
         ``at``: a datetime (without a zone: UTC), or whatever the table's ``at`` values are: seconds
         since 1970 as a number, or RFC 3339 text. Raises ReadError.
         """
-        if isinstance(at, datetime):
-            moment: Any = _utc_text(at)
-        elif isinstance(at, int | float | str) and not isinstance(at, bool):
-            moment = at
-        else:
-            raise TypeError(
-                f"{self!r}: `at` is a datetime, a number or text, not {type(at).__name__}"
-            )
+        moment = self._moment(at)
         return cast(Row | None, self._read(wire.GET_ROW_AT, key=self._checked_key(key), at=moment))
+
+    def history(
+        self,
+        key: Mapping[str, Any],
+        from_: datetime | int | str | None = None,
+        to: datetime | int | str | None = None,
+        limit: int | None = None,
+    ) -> list[Row]:
+        """Rows of a key, oldest first, each ``{"at": …, "row": …}``; both ends included.
+
+        ``limit``: rows at most; None: 10,000, which is also the most. Raises ReadError.
+        """
+        more: dict[str, Any] = {} if limit is None else {"limit": _limit(self, limit)}
+        if from_ is not None:
+            more["from"] = self._moment(from_)
+        if to is not None:
+            more["to"] = self._moment(to)
+        return cast(list[Row], self._read(wire.GET_HISTORY_AT, key=self._checked_key(key), **more))
+
+    def upsert_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Insert or replace rows, each ``{"key": …, "at": …, "row": …}``; all or none.
+
+        All moments of a table are numbers, or all are texts (a datetime becomes one). Raises ReadError.
+        """
+        checked = [self._checked_version(row) for row in self._checked_rows(rows, "rows")]
+        if checked:
+            self._write(wire.UPSERT_ROWS_AT, rows=checked)
+
+    def _checked_version(self, version: Row) -> Row:
+        if version.keys() != {"key", "at", "row"}:
+            fields = ", ".join(sorted(version))
+            raise ValueError(f"{self!r}: a row has the fields key, at, row; not {fields}")
+        if not isinstance(version["row"], Mapping):
+            found = type(version["row"]).__name__
+            raise TypeError(f"{self!r}: the row itself must be a dict, not {found}")
+        return {
+            "key": self._checked_key(version["key"]),
+            "at": self._moment(version["at"]),
+            "row": dict(version["row"]),
+        }
+
+    def _moment(self, at: Any) -> Any:
+        if isinstance(at, datetime):
+            return _utc_text(at)
+        if isinstance(at, int | float | str) and not isinstance(at, bool):
+            return at
+        raise TypeError(f"{self!r}: `at` is a datetime, a number or text, not {type(at).__name__}")
+
+
+def _limit(table: _Named, limit: Any) -> int:
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        raise ValueError(f"{table!r}: a limit is a whole number from 1 on, not {limit!r}")
+    return limit
 
 
 def _utc_text(moment: datetime) -> str:

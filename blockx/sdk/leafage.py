@@ -3,19 +3,19 @@
 A ``ChainState`` holds a chain's name and a block, and asks nobody until a method is called; each
 method is one request, suspended, batched, shared and cached without a word from here. Numbers of
 the node become ``int`` and its data ``bytes``; blocks, transactions, receipts and logs stay as the
-node gave them (hex texts).
+node gave them (hex texts), except what ``call`` decodes by a signature (``sdk.abi``).
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
-from blockx.errors import ErrorKind, ReadError
-from blockx.sdk import wire
+from blockx.errors import TOO_MUCH, ErrorKind, ReadError
+from blockx.sdk import abi, wire
 from blockx.sdk.blockdb import Block
 from blockx.sdk.provider import get_provider
 
-__all__ = ["ChainState"]
+__all__ = ["ChainState", "web3"]
 
 _HEX_DATA: Final = re.compile(r"0x(?:[0-9a-fA-F]{2})*")
 _HEX_QUANTITY: Final = re.compile(r"0x[0-9a-fA-F]{1,64}")
@@ -62,13 +62,29 @@ class ChainState:
         params = [_address(address), _slot(slot)]
         return _data(self._state("eth_getStorageAt", params), "eth_getStorageAt").rjust(32, b"\0")
 
-    def call(self, to: str | bytes, data: str | bytes = b"") -> bytes:
-        """Call a contract without a transaction. ``data``: bytes, or their hex text beginning with
-        0x.
+    def call(self, to: str | bytes, data: str | bytes = b"", *args: Any) -> Any:
+        """Call a contract without a transaction.
 
-        An empty answer is ``b""``; a revert raises RevertedError (``.reason``, ``.data``).
+        ``data`` is call data (bytes, or hex text beginning with 0x), and the answer is bytes; or it is a
+        signature such as ``"balanceOf(address)(uint256)"`` followed by the arguments, and the answer is
+        the value, or a tuple of several (bytes if the signature names no result).
+
+        An empty answer to call data is ``b""``; a revert raises RevertedError (``.reason``, ``.data``).
         """
-        transaction = {"to": _address(to), "data": _call_data(data)}
+        if isinstance(data, str) and "(" in data:
+            return self._call_by_signature(to, abi.parse(data), args)
+        if args:
+            raise TypeError("call: arguments need a signature, as 'balanceOf(address)(uint256)'")
+        return self._call_data(to, _call_data(data))
+
+    def _call_by_signature(
+        self, to: str | bytes, signature: abi.Signature, args: tuple[Any, ...]
+    ) -> Any:
+        answer = self._call_data(to, f"0x{abi.encode_call(signature, args).hex()}")
+        return answer if signature.outputs is None else abi.decode_answer(signature, answer)
+
+    def _call_data(self, to: str | bytes, data: str) -> bytes:
+        transaction = {"to": _address(to), "data": data}
         return _data(self._state("eth_call", [transaction]), "eth_call")
 
     def get_block(self, full: bool = False) -> dict[str, Any]:
@@ -100,6 +116,7 @@ class ChainState:
     ) -> list[dict[str, Any]]:
         """Logs of this object's block, or of a range of heights (both ends included, both needed).
 
+        A range that the node finds too much is asked for in parts.
         ``address``: one or several; ``topics``: as in JSON-RPC, each None, a 32-byte hex text or a
         list of them.
         """
@@ -114,22 +131,55 @@ class ChainState:
         if from_block is None or to_block is None:
             found = self._state("eth_getLogs", [filter_])
         else:
-            filter_["fromBlock"] = hex(_height(from_block))
-            filter_["toBlock"] = hex(_height(to_block))
-            found = self._ask("eth_getLogs", None, [filter_])
-        if not isinstance(found, list):
-            raise _malformed("eth_getLogs", "a list", found)
-        return cast(list[dict[str, Any]], found)
+            return self._logs_in_parts(filter_, _height(from_block), _height(to_block))
+        return _list(found, "eth_getLogs")
+
+    def _logs_in_parts(
+        self, filter_: dict[str, Any], first: int, last: int
+    ) -> list[dict[str, Any]]:
+        """The logs of a range, in order. A part that is too much is halved, and so are those after it."""
+        logs: list[dict[str, Any]] = []
+        span = max(1, last - first + 1)
+        while True:
+            end = min(last, first + span - 1)
+            part = {**filter_, "fromBlock": hex(first), "toBlock": hex(end)}
+            try:
+                logs += _list(self._ask("eth_getLogs", None, [part]), "eth_getLogs")
+            except ReadError as error:
+                if TOO_MUCH not in str(error) or end <= first:
+                    raise
+                span = (end - first + 1) // 2
+                continue
+            if end >= last:
+                return logs
+            first = end + 1
 
     def _state(self, method: str, params: list[Any]) -> Any:
         return self._ask(method, self._block, params)
 
     def _ask(self, method: str, block: int | str | None, params: list[Any]) -> Any:
-        request = {"chain": self._chain, "block": block, "params": params}
+        request: dict[str, Any] = {"params": params}
+        if (
+            self._chain is not None
+        ):  # left out rather than null, which costs the encoder a second look
+            request["chain"] = self._chain
+        if block is not None:
+            request["block"] = block
         return get_provider().read_req(wire.RPC, method, request)
 
     def _shown_chain(self) -> str:
         return self._chain or "(the only one)"
+
+
+def web3(chain: str | None, block: int | str | Block) -> Any:
+    """A ``web3.Web3`` over a chain as of a block, for code that was written for web3.py.
+
+    ``latest`` means that block. Needs the package ``web3``; without it: ModuleNotFoundError.
+    """
+    from blockx.sdk.web3_provider import web3 as made  # late: web3 takes a second to import
+
+    state = ChainState(chain, block)
+    return made(chain, state._block)
 
 
 # --- arguments ----------------------------------------------------------------------------------
@@ -226,6 +276,12 @@ def _object(answer: Any, method: str) -> dict[str, Any]:
     if not isinstance(answer, Mapping):
         raise _malformed(method, "an object", answer)
     return cast(dict[str, Any], answer)
+
+
+def _list(answer: Any, method: str) -> list[dict[str, Any]]:
+    if not isinstance(answer, list):
+        raise _malformed(method, "a list", answer)
+    return cast(list[dict[str, Any]], answer)
 
 
 def _malformed(method: str, expected: str, answer: Any) -> ReadError:

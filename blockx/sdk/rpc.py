@@ -27,5 +27,7 @@ def call(method: str, params: Sequence[Any] | None = None, chain: str | None = N
         params = []
     if not isinstance(params, list | tuple):
         raise TypeError(f"rpc.call: params must be a list, not {type(params).__name__}")
-    request = {"chain": chain, "block": None, "params": list(params)}
+    request: dict[str, Any] = {"params": list(params)}
+    if chain is not None:  # left out rather than null, which costs the encoder a second look at all
+        request["chain"] = chain
     return get_provider().read_req(wire.RPC, method, request)

@@ -94,7 +94,12 @@ def test_an_answer_too_big_fails_alone(io: StartIo, chain: DevChain) -> None:
         ("why()", "reverted", "because I say so", "because I say so"),
         ("custom()", "reverted", "0xf988f737", None),
         ("silent()", "reverted", "execution reverted", None),
-        ("check()", "reverted", "panic: assertion failed (0x01)", None),
+        (
+            "check()",
+            "reverted",
+            "panic: assertion failed (0x01)",
+            "panic: assertion failed (0x01)",
+        ),
         ("loop()", "io_error", "EVM error OutOfGas", None),
     ],
 )

@@ -124,7 +124,7 @@ def test_a_result_too_long_for_a_frame_fails_that_read(
     service = io(rpc=dev(node))
     replies = service.ask(service.rpc("web3_sha3", "x" * 99), service.rpc("web3_sha3", "x"))
     assert [reply.error and reply.error.kind for reply in replies] == ["io_error", None]
-    assert "a result of 103 bytes, more than 50; ask for less" in outcome(replies[0])[1]
+    assert "a result of 103 bytes, more than 50; too much for one answer" in outcome(replies[0])[1]
 
 
 def test_an_answer_too_long_is_asked_for_in_halves_and_a_single_one_fails(

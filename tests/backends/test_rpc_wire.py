@@ -90,7 +90,7 @@ REASON = (
             NodeError(3, "execution reverted: custom error", "0xf988f737"),
             WireError(
                 kind="reverted",
-                message="eth_call: execution reverted: custom error; data 0xf988f737",
+                message="eth_call: execution reverted: custom error; custom error 0xf988f737, data 0xf988f737",
                 data="0xf988f737",
             ),
         ),

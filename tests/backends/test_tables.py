@@ -211,7 +211,7 @@ NAME_RULE = (
             "t",
             {},
             "blockdb has no operation 'drop'; there are: get_row, get_rows, get_state, get_row_at, "
-            "upsert_rows, upsert_states, delete_rows",
+            "get_history, get_history_at, scan, upsert_rows, upsert_states, upsert_rows_at, delete_rows",
         ),
         ("get_row", "sqlite_x", {"key": {"a": 1}}, f"'sqlite_x'{NAME_RULE}"),
         ("get_row", 'x"; DROP', {"key": {"a": 1}}, f"""'x"; DROP'{NAME_RULE}"""),

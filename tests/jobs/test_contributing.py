@@ -22,7 +22,9 @@ class Point:
 
 def example(name):
     [code] = [
-        code for code in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if f"class {name}" in code
+        code
+        for code in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+        if f"class {name}" in code
     ]
     names = {}
     exec(compile(code, "CONTRIBUTING.md", "exec"), names)

@@ -12,6 +12,7 @@ import blockx_sdk
 import leafage
 from blockx import function, sdk
 from blockx.errors import BlockxError, ErrorKind, ReadError
+from blockx.sdk import leafage as sdk_leafage
 from blockx.sdk import provider as seam
 from blockx.sdk.blockdb import Block, BlockTable, Table, TimeTable
 from blockx.sdk.leafage import ChainState
@@ -54,6 +55,69 @@ def recorder():
 # --- blockdb ------------------------------------------------------------------------------------
 
 KEY = {"token": "0x1", "n": 2**255}
+
+
+@pytest.mark.parametrize(
+    ("ask", "request_"),
+    [
+        (lambda: Table("t").scan(), ("blockdb", "scan", {"table": "t", "prefix": {}})),
+        (
+            lambda: Table("t").scan({"token": "0x1"}, 5),
+            ("blockdb", "scan", {"table": "t", "prefix": {"token": "0x1"}, "limit": 5}),
+        ),
+        (
+            lambda: BlockTable("t").history(KEY),
+            ("blockdb", "get_history", {"table": "t", "key": KEY}),
+        ),
+        (
+            lambda: BlockTable("t").history(KEY, 3, Block(9), limit=2),
+            ("blockdb", "get_history", {"table": "t", "key": KEY, "limit": 2, "from": 3, "to": 9}),
+        ),
+        (
+            lambda: TimeTable("t").history(KEY, 3, datetime(2020, 1, 2, tzinfo=UTC)),
+            ("blockdb", "get_history_at",
+             {"table": "t", "key": KEY, "from": 3, "to": "2020-01-02T00:00:00Z"}),
+        ),
+    ],
+)  # fmt: skip
+def test_reads_of_several_rows_are_one_request(recorder, ask, request_):
+    recorder.answer = [{"any": 1}]
+    assert ask() == [{"any": 1}]
+    assert recorder.asked == [request_]
+
+
+def test_rows_of_a_time_table_are_written_in_one_request(recorder):
+    TimeTable("t").upsert_rows([{"key": KEY, "at": 5, "row": {"v": 1}}])
+    TimeTable("t").upsert_rows([])
+    assert recorder.asked == [
+        ("write", "blockdb", "upsert_rows_at",
+         {"table": "t", "rows": [{"key": KEY, "at": 5, "row": {"v": 1}}]}),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ask", "text"),
+    [
+        (lambda: Table("t").scan(limit=0), "a limit is a whole number from 1 on, not 0"),
+        (lambda: BlockTable("t").history(KEY, limit=True), "a limit is a whole number"),
+        (
+            lambda: TimeTable("t").history(KEY, True),
+            "`at` is a datetime, a number or text, not bool",
+        ),
+        (
+            lambda: TimeTable("t").upsert_rows([{"key": KEY, "row": {}}]),
+            "a row has the fields key, at, row; not key, row",
+        ),
+        (
+            lambda: TimeTable("t").upsert_rows([{"key": KEY, "at": 1, "row": 5}]),
+            "the row itself must be a dict, not int",
+        ),
+    ],
+)
+def test_wrong_limits_moments_and_rows_are_refused_at_once(recorder, ask, text):
+    with pytest.raises((TypeError, ValueError), match=re.escape(text)):
+        ask()
+    assert recorder.asked == []
 
 
 @pytest.mark.parametrize(
@@ -233,7 +297,8 @@ def test_a_wrong_argument_is_refused_before_anything_is_asked(recorder, ask, tex
 
 
 def rpc_request(method: str, params: list[Any], block: Any = 7, chain: str | None = "dev"):
-    return ("rpc", method, {"chain": chain, "block": block, "params": params})
+    named = {"chain": chain, "block": block, "params": params}
+    return ("rpc", method, {name: value for name, value in named.items() if value is not None})
 
 
 LOW = ADDRESS.lower()
@@ -406,8 +471,8 @@ def test_the_plain_entry_points_are_requests_too(recorder):
     assert blockx_sdk.get_provider() is recorder
     assert recorder.asked == [
         ("blockdb", "get_row", {"table": "t", "key": KEY}),
-        ("rpc", "eth_chainId", {"chain": None, "block": None, "params": []}),
-        ("rpc", "eth_call", {"chain": "dev", "block": None, "params": [{"to": "x"}, "latest"]}),
+        ("rpc", "eth_chainId", {"params": []}),
+        ("rpc", "eth_call", {"chain": "dev", "params": [{"to": "x"}, "latest"]}),
         ("subcall", "child", [1, [2]]),
         ("subcall", "child", [[1, 2]]),
         ("sleep", 0.5),
@@ -421,7 +486,7 @@ def test_the_shims_are_the_sdk():
         Table,
         TimeTable,
     ]
-    assert [getattr(leafage, name) for name in leafage.__all__] == [ChainState]
+    assert [getattr(leafage, name) for name in leafage.__all__] == [ChainState, sdk_leafage.web3]
     assert blockx_sdk.__all__ == ["call_subfunc", "db", "get_provider", "rpc", "sleep"]
 
 
