@@ -125,8 +125,9 @@ class Job:
         path = self.folder / "starts"
         return path.stat().st_size if path.exists() else 0
 
-    def log_bytes(self) -> int:
-        return (self.folder / "log").stat().st_size
+    def runs_begun(self) -> int:
+        """Runs that said what they do: Python and blockx had started."""
+        return (self.folder / "log").read_bytes().count(b"job kills: ")
 
     def answers(self) -> dict[str, Any]:
         """Everything that must not depend on kills."""
@@ -163,7 +164,7 @@ def run_with_kills(job: Job, rng: random.Random, tally: Tally, kills: int) -> No
             if not (job.folder / "results.jsonl").exists():
                 raise SystemExit(f"no results: {(job.folder / 'log').read_text()[-3000:]}")
             return
-        if code not in (-9, 130, 143):
+        if code not in (-9, -15, -2, 130, 143):  # -15, -2: its handlers had gone, at the very end
             raise SystemExit(f"ended with {code}: {(job.folder / 'log').read_text()[-3000:]}")
         check_unfinished(job)
         if code == -9 and rng.random() < 0.3:
@@ -172,7 +173,7 @@ def run_with_kills(job: Job, rng: random.Random, tally: Tally, kills: int) -> No
 
 def disturb(job: Job, process: "subprocess.Popen[bytes]", rng: random.Random, tally: Tally) -> None:
     """Wait for a random moment, then kill someone."""
-    log_bytes = job.log_bytes()
+    begun = job.runs_begun()
     wait_for = job.starts() + rng.choice((0, 1, rng.randrange(200), rng.randrange(200)))
     pause_s = rng.random() * 0.4
     end = time.monotonic() + pause_s
@@ -189,7 +190,7 @@ def disturb(job: Job, process: "subprocess.Popen[bytes]", rng: random.Random, ta
     if rng.random() < 0.8 and process.poll() is None:
         number = rng.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGINT, signal.SIGTERM))
         if (
-            job.log_bytes() == log_bytes
+            job.runs_begun() == begun
         ):  # Python itself is still starting, and would die of the others
             number = signal.SIGKILL
         send(process.pid, number)

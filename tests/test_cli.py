@@ -98,7 +98,22 @@ def test_a_wrong_configuration_is_one_message_and_exit_code_2(config, runs, caps
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("arguments", [["--nonsense"], ["nonsense"], ["run", "--conf", "x"]])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--fresh", "--retry-failed"], "--fresh begins anew: it goes with none of"),
+        (["--where", "index"], "--where 'index': index is no comparison"),
+    ],
+)
+def test_flags_that_make_no_sense_are_exit_code_2(config, runs, capsys, arguments, message):
+    assert cli.main([*arguments, "--config", str(config)]) == 2
+    assert (runs, message in capsys.readouterr().err) == ([], True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--nonsense"], ["nonsense"], ["run", "--conf", "x"], ["--limit", "0"], ["--limit", "x"]],
+)
 def test_a_wrong_command_line_is_exit_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)

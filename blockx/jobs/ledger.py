@@ -62,6 +62,11 @@ class Ledger:
         self.kept_rows = 0
         self._written_functions: dict[str, str] = dict(self.functions)
 
+    def close(self) -> None:
+        """Let go of what was read for comparison."""
+        if self._old_digests is not None:
+            self._old_digests.close()
+
     # ---- calls -----------------------------------------------------------------------------------
 
     def sort(self, batch: StreamBatch) -> Sorted:

@@ -267,23 +267,9 @@ class JobRunner:
         view = tools.view_factory()
         check_function(job, view)
         with self._journal_errors():
-            journal = self._open_journal(stack)
-            if journal is None:
-                plan, facts = Plan("new", ""), {}
-            else:
-                situation = situation_of(tools, job, view, journal)
-                plan, facts = make_plan(situation), situation.run_facts()
-                if plan.past is not None:
-                    stack.callback(plan.past.offsets.close)
-                self._progress.total = situation.identity.count
-                self._progress.say(_first_line(situation, plan))
-                if plan.word == "finished":
-                    return self._skip(plan)
-                journal.begin(facts, fresh=plan.past is None)
-            if journal is None:
-                why = "a sample for the dry run" if tools.choice.dry_run else ""
-                self._progress.say(_line_of_new(job, loaded, why))
-            self._ledger = Ledger(journal, plan, tools.choice)
+            plan, facts = self._look_back(stack, view)
+        if plan.word == "finished":
+            return self._skip(plan)
         self._source = stack.enter_context(closing(open_list(tools, job, view)))
         self._sinks = JobSinks(job, loaded, tools.tables)
         stack.callback(self._sinks.discard)
@@ -300,6 +286,28 @@ class JobRunner:
         pins = {} if plan.past is None else plan.past.pins
         self._dispatch.keep_pins(self._task_id, pins, self.pinned)
         return self._run_task(view, facts)
+
+    def _look_back(self, stack: ExitStack, view: FunctionView) -> tuple[Plan, dict[str, Any]]:
+        """What to do with what earlier runs left, and what this one writes about itself; opens the journal
+        and the ledger unless there is nothing to run. Raises OSError."""
+        job, tools = self._job, self._tools
+        journal = self._open_journal(stack)
+        if journal is None:
+            plan, facts = Plan("new", ""), dict[str, Any]()
+            why = "a sample for the dry run" if tools.choice.dry_run else ""
+            self._progress.say(_line_of_new(job, self._loaded, why))
+        else:
+            situation = situation_of(tools, job, view, journal)
+            plan, facts = make_plan(situation), situation.run_facts()
+            if plan.past is not None:
+                stack.callback(plan.past.offsets.close)
+            self._progress.total = situation.identity.count
+            self._progress.say(_first_line(situation, plan))
+            if plan.word == "finished":
+                return plan, facts
+            journal.begin(facts, fresh=plan.past is None)
+        self._ledger = stack.enter_context(closing(Ledger(journal, plan, tools.choice)))
+        return plan, facts
 
     def _open_journal(self, stack: ExitStack) -> Journal | None:
         if not self._loaded.config.run.journal:

@@ -274,3 +274,25 @@ def test_a_write_returns_when_it_is_on_the_disk(tmp_path):
     flags = fcntl.fcntl(journal._fd, fcntl.F_GETFL)
     assert flags & os.O_DSYNC
     journal.close()
+
+
+def test_a_journal_that_is_replaced_before_it_is_locked_is_opened_again(tmp_path, monkeypatch):
+    """A run that ends replaces the file: the lock must be on the one that the next run will open."""
+    path = tmp_path / "j.journal"
+    write(path, result(0))
+    flock, locked = fcntl.flock, []
+
+    def replace_then_lock(fd, how):
+        if not locked:
+            (tmp_path / "new").write_bytes(path.read_bytes())
+            (tmp_path / "new").replace(path)
+        locked.append(fd)
+        flock(fd, how)
+
+    monkeypatch.setattr(journal_module.fcntl, "flock", replace_then_lock)
+    journal = Journal.open(path)
+    monkeypatch.undo()
+    assert len(locked) == 2
+    with pytest.raises(UsageError, match="another run"):
+        Journal.open(path)
+    journal.close()

@@ -388,3 +388,25 @@ def test_a_sink_of_another_distribution_is_found_by_its_entry_point(
     finally:
         registry._openers.cache_clear()
     assert taken == [("open", "there"), {"a": BIG}, {"a": 2}, "flush", "rename"]
+
+
+def test_groups_may_be_cut_anywhere():
+    class Rows(list):
+        def add(self, row):
+            self.append(row)
+
+        def flush_to_disk(self):
+            """Nothing to do."""
+
+    data = b"".join(
+        groups_module.group_of(b'"j/%d"' % n, b'"f"', b"[]", b'[{"n":%d}]' % n) for n in range(4)
+    )
+    data = data.replace(b'R{"call_id":"j/2"', b'Ffailed\nR{"call_id":"j/2"')
+    for size in (1, 7, len(data)):
+        taken, failures = Rows(), []
+        writer = groups_module.GroupWriter(lambda _sample, taken=taken: taken, failures.append)
+        for start in range(0, len(data), size):
+            writer.feed(data[start : start + size])
+        writer.flush_to_disk()
+        assert taken == [{"n": n} for n in range(4)]
+        assert failures == [b"failed\n"]
