@@ -27,6 +27,7 @@ from blockx.errors import PeerProtocolError, UsageError
 from blockx.executor import capture, interrupts
 from blockx.executor.loader import Loader, code_cache_entries
 from blockx.executor.log import Log
+from blockx.executor.memory import abi_cache_entries
 from blockx.executor.runtime import ExecutorRuntime
 from blockx.executor.session import UdsSession
 from blockx.executor.vitals import Vitals
@@ -35,6 +36,9 @@ from blockx.ipc.launch import ExecutorLaunch
 
 RUNTIME_VARIABLE: Final = "BLOCKX_EXECUTOR_RUNTIME"
 """Set to 1: the sign for libraries that they run in an executor (the specification)."""
+
+RETIRED_S_MAX: Final = 5.0
+"""A retired executor without calls waits so long for main to replace it; then it ends by itself."""
 
 _EXIT_PEER: Final = 1
 _EXIT_BUG: Final = 3
@@ -87,26 +91,32 @@ def _serve(launch: ExecutorLaunch, row: HeartbeatRow | None, log: Log) -> int:
         executor_max_inflight=launch.executor_max_inflight,
         heartbeat_interval_ms=0 if row is not None else launch.heartbeat_interval_ms,
         capture=capture.install,
+        memory_mark_bytes=launch.memory_mark_bytes,
+        abi_cache_entries=abi_cache_entries(os.environ),
     )
     interrupts.install_sleep(runtime.bridge.sleep_in_call)
     _Forks(runtime)
     termination = _Termination(runtime)
     runtime.send_heartbeat(time.monotonic_ns())
     session.flush()
+    is_leaving = False
     if row is not None:
-        _start_beating(row, runtime, launch.heartbeat_interval_ms)
-    while session.is_connected and not termination.is_asked and not runtime.is_finished:
+        _start_beating(row, launch.heartbeat_interval_ms)
+    while session.is_connected and not termination.is_asked:
         runtime.run_until_idle()
         delay_s = runtime.next_scheduler_delay()
-        if delay_s == 0 or runtime.is_finished:
+        if runtime.is_finished:
+            if is_leaving:
+                break  # nobody has replaced us in time
+            is_leaving, delay_s = True, RETIRED_S_MAX
+            log.warning("executor retires", reason=runtime.retire_reason)
+        if delay_s == 0:
             continue
         runtime.rest()
         termination.is_waiting = True
         session.wait(None if delay_s is None else delay_s * _MS_PER_S)
         termination.is_waiting = False
     session.flush()
-    if runtime.is_retiring:
-        log.warning("executor retires", reason=runtime.retire_reason)
     return 0
 
 
@@ -178,7 +188,7 @@ def _close_descriptors(keep: set[int]) -> None:
         forkserver._forkserver._forkserver_address = None
 
 
-def _start_beating(row: HeartbeatRow, runtime: ExecutorRuntime, interval_ms: int) -> None:
+def _start_beating(row: HeartbeatRow, interval_ms: int) -> None:
     """Start the helper thread: a beat now and every interval. It touches its own block only."""
     vitals = Vitals()
     pause = threading.Event().wait
@@ -188,9 +198,7 @@ def _start_beating(row: HeartbeatRow, runtime: ExecutorRuntime, interval_ms: int
         # The alarm is the main thread's: taken here it would not interrupt it.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while True:
-            signs = vitals.sample()
-            runtime.memory_bytes = signs.memory_bytes
-            row.write_beat(beat_ns=monotonic_ns(), **signs._asdict())
+            row.write_beat(beat_ns=monotonic_ns(), **vitals.sample()._asdict())
             pause(interval_ms / _MS_PER_S)
 
     threading.Thread(target=beat, name="heartbeat", daemon=True).start()

@@ -32,10 +32,11 @@ from blockx.executor.capture import CallOutput, OutputCapture
 from blockx.executor.context import NS_PER_MS, NS_PER_US, Counts, ExecContext, ExecState, Wake
 from blockx.executor.interrupts import Alarm
 from blockx.executor.loader import Loader
+from blockx.executor.memory import ABI_CACHE_ENTRIES, AbiCaches, Garbage
 from blockx.executor.queues import RunQueue
 from blockx.executor.session import Channel, ListChannel
 from blockx.executor.tasks import TASK_LINGER_NS, TaskModules
-from blockx.executor.vitals import Vitals
+from blockx.executor.vitals import Vitals, resident_bytes
 from blockx.ipc import exact_json
 from blockx.ipc.heartbeat import (
     ATTACHED,
@@ -78,6 +79,9 @@ LONG_STEP_NS: Final = 5_000_000
 LONG_BLOCK_NS: Final = 50_000_000
 """The same for a step that took this much wall time, since it blocks. Ten times as much: on a busy machine
 any step may be off the CPU for a while, and each send before a call costs 3 us."""
+MEMORY_AGE_NS: Final = 10_000_000
+"""Age of the memory size that is published with a step, at most; what fills memory faster is itself a long
+step, after which it is measured anew. So "it grew during the step" means that step and no other."""
 LONG_DIGESTS_MAX: Final = 4_096
 """Functions known as long. Full: the knowledge starts anew, at the cost of a few re-run neighbours."""
 LANES_POOLED_MAX: Final = 256
@@ -115,6 +119,8 @@ class ExecutorRuntime:
         heartbeat_interval_ms: int = 0,
         capture: Callable[[Callable[[], CallOutput | None]], OutputCapture] | None = None,
         task_linger_ns: int = TASK_LINGER_NS,
+        memory_mark_bytes: int = 0,
+        abi_cache_entries: int = ABI_CACHE_ENTRIES,
     ) -> None:
         self.executor_id = executor_id
         self.incarnation_id = incarnation_id
@@ -127,7 +133,7 @@ class ExecutorRuntime:
         self.is_forked = False
         """This is a child that user code forked; it speaks with nobody."""
         self.memory_bytes = 0
-        """Last sample of the helper thread."""
+        """Last sample, at most MEMORY_AGE_NS old when a step begins."""
         self.bridge = SdkBridge(self)
         self.counters = {"stale_executes": 0, "stale_resumes": 0, "stale_cancels": 0, "finished": 0}
         self._attempts = AttemptRunner(self, loader, self._discard)
@@ -146,6 +152,9 @@ class ExecutorRuntime:
         self._clean_context.run(set_provider, self.bridge)
         self._long_digests: set[str] = set()
         self._vitals = Vitals()
+        self._memory_due_ns = 0
+        self._garbage = Garbage(memory_mark_bytes)
+        self._abi_caches = AbiCaches(abi_cache_entries)
         self._heartbeat_interval_ns = heartbeat_interval_ms * NS_PER_MS
         self._heartbeat_due_ns = _monotonic_ns() + self._heartbeat_interval_ns
         self._last_active_ns = _monotonic_ns()
@@ -304,7 +313,7 @@ class ExecutorRuntime:
         self.run_until_idle()
         for lane in self._lanes:
             lane.switch(None)
-        self._tasks.close()
+        self._tasks.release_all()
         self._alarm.uninstall()
 
     def step(self, context: ExecContext) -> None:
@@ -342,6 +351,7 @@ class ExecutorRuntime:
                 self._on_stray_switch(context, lane)
         if self._attempts.step_cpu_ns >= LONG_STEP_NS or end_ns - start_ns >= LONG_BLOCK_NS:
             self._remember_long(context.digest)
+            self._memory_due_ns = 0
         self._last_active_ns = end_ns
         if row is not None:
             row.scheduler[RUNNING_CALL_SEQ] = 0
@@ -389,6 +399,10 @@ class ExecutorRuntime:
             self.send_heartbeat(now_ns)
         if self._tasks.release_due(now_ns) and not self._contexts:
             gc.collect()  # what user modules leave is mostly cycles; nobody waits just now
+        self._abi_caches.trim_if_due(now_ns)
+        if self._garbage.is_due(self.memory_bytes, now_ns):
+            self._tasks.release_all()
+            self.memory_bytes = self._garbage.collect()
         self._publish(now_ns)
         return now_ns
 
@@ -539,6 +553,9 @@ class ExecutorRuntime:
 
     def _publish_running(self, row: HeartbeatRow, context: ExecContext, now_ns: int) -> None:
         """Write who is entered now: what blame relies on. Counters follow at the end of the turn."""
+        if now_ns >= self._memory_due_ns:
+            self._memory_due_ns = now_ns + MEMORY_AGE_NS
+            self.memory_bytes = resident_bytes() or self.memory_bytes
         draft = row.scheduler
         draft[RUNNABLE] = len(self._queue)
         draft[LAST_ACTIVE_NS] = now_ns
