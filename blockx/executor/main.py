@@ -24,7 +24,7 @@ from typing import Any, Final, NoReturn, Protocol, cast
 import setproctitle
 
 from blockx.errors import PeerProtocolError, UsageError
-from blockx.executor import capture, interrupts
+from blockx.executor import capture, descriptors
 from blockx.executor.loader import Loader, code_cache_entries
 from blockx.executor.log import Log
 from blockx.executor.memory import abi_cache_entries
@@ -81,7 +81,9 @@ def _serve(launch: ExecutorLaunch, row: HeartbeatRow | None, log: Log) -> int:
     """Connect, attach, and run calls until there is a reason to end. Returns the exit code."""
     session = UdsSession.connect(launch.socket_path)
     _close_descriptors(keep={0, 1, 2, log.fileno(), session.fileno()})
+    descriptors.protect({log.fileno(), session.fileno()})
     os.environ[RUNTIME_VARIABLE] = "1"
+    termination = _Termination()
     runtime = ExecutorRuntime(
         launch.executor_id,
         Loader(code_cache_entries(os.environ)),
@@ -94,9 +96,8 @@ def _serve(launch: ExecutorLaunch, row: HeartbeatRow | None, log: Log) -> int:
         memory_mark_bytes=launch.memory_mark_bytes,
         abi_cache_entries=abi_cache_entries(os.environ),
     )
-    interrupts.install_sleep(runtime.bridge.sleep_in_call)
     _Forks(runtime)
-    termination = _Termination(runtime)
+    termination.runtime = runtime
     runtime.send_heartbeat(time.monotonic_ns())
     session.flush()
     is_leaving = False
@@ -123,8 +124,9 @@ def _serve(launch: ExecutorLaunch, row: HeartbeatRow | None, log: Log) -> int:
 class _Termination:
     """SIGTERM: end now if nothing can be broken, else at the next turn of the loop."""
 
-    def __init__(self, runtime: ExecutorRuntime) -> None:
-        self._runtime = runtime
+    def __init__(self) -> None:
+        self.runtime: ExecutorRuntime | None = None
+        """Set when there is one."""
         self.is_asked = False
         self.is_waiting = False
         """The main thread sleeps in ``session.wait``."""
@@ -132,10 +134,12 @@ class _Termination:
 
     def _on_terminate(self, _signum: int, _frame: FrameType | None) -> None:
         self.is_asked = True
-        running = self._runtime.running
-        if self._runtime.is_forked or self.is_waiting or (running is not None and running.in_user):
+        if self.runtime is None:
+            return
+        running = self.runtime.running
+        if self.runtime.is_forked or self.is_waiting or (running is not None and running.in_user):
             # Not in the middle of a send: what is finished leaves whole.
-            self._runtime.channel.flush()
+            self.runtime.channel.flush()
             _exit(0)
 
 
@@ -145,7 +149,10 @@ def _leave_parent(executor_id: str) -> None:
     with contextlib.suppress(PermissionError):  # leads a group already: started by a shell
         os.setsid()
     setproctitle.setproctitle(f"blockx: {executor_id}")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for ignored in (signal.SIGINT, signal.SIGVTALRM, signal.SIGPROF):
+        # The first is main's to act on. The others come from timers that a call may leave running,
+        # and would end the process under a later call.
+        signal.signal(ignored, signal.SIG_IGN)
     os.umask(0o022)
     os.chdir("/")
     nowhere = os.open(os.devnull, os.O_RDONLY)
@@ -216,6 +223,7 @@ class _Forks:
         self._parent_pid = os.getpid()
 
     def _in_child(self) -> None:
+        descriptors.unprotect()
         self._runtime.become_forked_child()
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != self._parent_pid:

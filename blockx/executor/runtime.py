@@ -25,6 +25,7 @@ from typing import Any, Final
 from greenlet import getcurrent, greenlet
 
 from blockx.errors import ErrorKind
+from blockx.executor import interrupts
 from blockx.executor.ambient import Ambient
 from blockx.executor.attempt import AttemptRunner
 from blockx.executor.bridge import SdkBridge
@@ -142,6 +143,7 @@ class ExecutorRuntime:
         self._row = row
         self._max_inflight = executor_max_inflight
         self._alarm = Alarm(self)
+        interrupts.install_sleep(self.bridge.sleep_in_call)
         self._ambient = Ambient()
         self._capture = capture(self.current_output) if capture is not None else None
         self._contexts: dict[str, ExecContext] = {}
@@ -315,6 +317,8 @@ class ExecutorRuntime:
             lane.switch(None)
         self._tasks.release_all()
         self._alarm.uninstall()
+        self._ambient.close()
+        interrupts.uninstall_sleep()
 
     def step(self, context: ExecContext) -> None:
         """Run one call until it waits or ends. The only place that enters a lane."""
@@ -341,6 +345,7 @@ class ExecutorRuntime:
         context.step_started_ns = start_ns
         self._alarm.enter(context.left_ns(start_ns))
         lane.switch(switch_in)
+        self._ambient.restore()  # while the row names the call: it may run code of that call
         self.running = None
         end_ns = _monotonic_ns()
         if context.state is ExecState.DONE:
@@ -410,7 +415,6 @@ class ExecutorRuntime:
         """A lane for a new call: an empty context but for the provider, settings as they were."""
         lane = self._lanes.pop() if self._lanes else greenlet(self._lane, self.hub)
         lane.gr_context = self._clean_context.copy()
-        self._ambient.restore()
         if self._capture is not None:
             self._capture.restore()
         return lane
