@@ -205,7 +205,11 @@ class Engine:
         spawner = ForkserverSpawner(
             run_executor,
             PRELOAD,
-            executor_environment(os.environ, config.functions.env),
+            {
+                **executor_environment(os.environ, config.functions.env),
+                # The file's level too, not only the variable's, which overrides it.
+                "BLOCKX_LOG_LEVEL": config.log.level,
+            },
             [package_folder()],
             folder=str(folder.path),
         )

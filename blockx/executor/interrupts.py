@@ -69,8 +69,8 @@ class AlarmHost(Protocol):
 
     running: ExecContext | None
 
-    def tick(self, context: ExecContext, now_ns: int) -> None:
-        """User code of this call is computing: send what is queued, look for a cancellation."""
+    def tick(self, context: ExecContext, now_ns: int, frame: FrameType | None) -> None:
+        """User code of this call holds the executor: send what is queued, look for a cancellation."""
 
     def retire(self, why: str) -> None:
         """Take no new calls, and end when the resident ones are done."""
@@ -108,7 +108,7 @@ class Alarm:
         if context is None or not context.in_user:
             return
         now_ns = _monotonic_ns()
-        self._host.tick(context, now_ns)
+        self._host.tick(context, now_ns, frame)
         pending = context.pending_signal(now_ns)
         if pending is None:
             left_ns = context.left_ns(now_ns)

@@ -25,6 +25,7 @@ import setproctitle
 
 from blockx.errors import PeerProtocolError, UsageError
 from blockx.executor import capture, descriptors
+from blockx.executor.call_log import CallLog
 from blockx.executor.loader import Loader, code_cache_entries
 from blockx.executor.log import Log
 from blockx.executor.memory import abi_cache_entries
@@ -93,6 +94,7 @@ def _serve(launch: ExecutorLaunch, row: HeartbeatRow | None, log: Log) -> int:
         executor_max_inflight=launch.executor_max_inflight,
         heartbeat_interval_ms=0 if row is not None else launch.heartbeat_interval_ms,
         capture=capture.install,
+        call_log=CallLog(log),
         memory_mark_bytes=launch.memory_mark_bytes,
         abi_cache_entries=abi_cache_entries(os.environ),
     )

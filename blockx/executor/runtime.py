@@ -20,6 +20,7 @@ import gc
 import os
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, Final
 
 from greenlet import getcurrent, greenlet
@@ -28,7 +29,9 @@ from blockx.errors import ErrorKind
 from blockx.executor import interrupts
 from blockx.executor.ambient import Ambient
 from blockx.executor.attempt import AttemptRunner
+from blockx.executor.blocking import BLOCKED_NS, BlockWatch
 from blockx.executor.bridge import SdkBridge
+from blockx.executor.call_log import CallLog
 from blockx.executor.capture import CallOutput, OutputCapture
 from blockx.executor.context import NS_PER_MS, NS_PER_US, Counts, ExecContext, ExecState, Wake
 from blockx.executor.interrupts import Alarm
@@ -122,6 +125,7 @@ class ExecutorRuntime:
         task_linger_ns: int = TASK_LINGER_NS,
         memory_mark_bytes: int = 0,
         abi_cache_entries: int = ABI_CACHE_ENTRIES,
+        call_log: CallLog | None = None,
     ) -> None:
         self.executor_id = executor_id
         self.incarnation_id = incarnation_id
@@ -154,6 +158,8 @@ class ExecutorRuntime:
         self._clean_context.run(set_provider, self.bridge)
         self._long_digests: set[str] = set()
         self._vitals = Vitals()
+        self._call_log = call_log
+        self._block_watch = BlockWatch(call_log.blocked) if call_log is not None else None
         self._memory_due_ns = 0
         self._garbage = Garbage(memory_mark_bytes)
         self._abi_caches = AbiCaches(abi_cache_entries)
@@ -355,8 +361,7 @@ class ExecutorRuntime:
             if context.state is ExecState.RUNNING:
                 self._on_stray_switch(context, lane)
         if self._attempts.step_cpu_ns >= LONG_STEP_NS or end_ns - start_ns >= LONG_BLOCK_NS:
-            self._remember_long(context.digest)
-            self._memory_due_ns = 0
+            self._after_long_step(context, start_ns, end_ns)
         self._last_active_ns = end_ns
         if row is not None:
             row.scheduler[RUNNING_CALL_SEQ] = 0
@@ -432,10 +437,15 @@ class ExecutorRuntime:
         else:
             self._queue.push(context)
 
-    def _remember_long(self, digest: str) -> None:
+    def _after_long_step(self, context: ExecContext, start_ns: int, end_ns: int) -> None:
         if len(self._long_digests) >= LONG_DIGESTS_MAX:
             self._long_digests.clear()
-        self._long_digests.add(digest)
+        self._long_digests.add(context.digest)
+        self._memory_due_ns = 0
+        if self._block_watch is not None and end_ns - start_ns >= BLOCKED_NS:
+            self._block_watch.step_ended(
+                context, start_ns, end_ns - start_ns, self._attempts.step_cpu_ns
+            )
 
     # ---- one call, in its lane -----------------------------------------------------------------
 
@@ -460,6 +470,8 @@ class ExecutorRuntime:
         if not context.stale:
             self._leave(context)
         self.counters["finished"] += 1
+        if self._call_log is not None and context.output is not None:
+            self._call_log.call_ended(context)
         self._tasks.call_ended(context.task_id, self._last_active_ns)
 
     # ---- what main sees ------------------------------------------------------------------------
@@ -473,7 +485,7 @@ class ExecutorRuntime:
             context.output = CallOutput(debug=context.debug)
         return context.output if isinstance(context.output, CallOutput) else None
 
-    def tick(self, context: ExecContext, now_ns: int) -> None:
+    def tick(self, context: ExecContext, now_ns: int, frame: FrameType | None) -> None:
         """The alarm, while user code of ``context`` computes: what cannot wait for the scheduler."""
         if self.is_forked:
             return
@@ -485,6 +497,8 @@ class ExecutorRuntime:
             self.send_heartbeat(now_ns)
         if self.channel.frames:
             self.channel.flush()
+        if self._block_watch is not None:
+            self._block_watch.tick(context, now_ns, frame)
 
     def retire(self, why: str) -> None:
         """Take no new root calls; the process ends when the resident ones have. Idempotent."""
