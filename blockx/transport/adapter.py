@@ -63,6 +63,9 @@ from blockx.transport.connection import ExecutorConnection
 
 PARKED_MS_MAX = 5_000
 """A connection whose pid the spawner has not reported yet may wait this long, then it is closed."""
+GONE_MS_MAX = 300
+"""The end of its stream is the first sign of a dead executor; one that has not been reaped so long
+afterwards has only closed its connection, and is killed."""
 CONNECTIONS_MAX_A_SLOT = 4
 """Connections of one slot that are not attached; more are refused."""
 _UCRED = struct.Struct("3i")
@@ -163,6 +166,8 @@ class AttachedExecutor:
     heartbeat_seq: int = 1
     reservations: dict[str, Reservation] = field(default_factory=dict)
     draining_roots: int = 0
+    gone_ms: int = 0
+    """When it was seen to be gone."""
     is_gone: bool = False
     """End-of-file or broken protocol; waits for the exit report."""
     is_retiring: bool = False
@@ -789,7 +794,11 @@ class ExecutorAdapter:
         )
 
     def replace_drained(self) -> None:
-        """Have retired executors replaced that are empty."""
+        """Have retired executors replaced that are empty, and killed those that hung up and live on."""
+        for slot in self._slots.values():
+            gone = slot.executor
+            if gone is not None and gone.is_gone and self._now_ms() - gone.gone_ms >= GONE_MS_MAX:
+                self._pool.kill(gone.executor_id, gone.pid, "it closed its connection")
         for executor in self.attached_executors():
             if executor.retire_reason and not executor.reservations and not executor.is_recycled:
                 executor.is_recycled = True
@@ -816,8 +825,9 @@ class ExecutorAdapter:
         executor.is_gone = True
         self._selector.unregister(executor.connection.socket.fileno())
         executor.connection.close()
-        if self._check_pid and not executor.is_recycled:
-            self._pool.kill(executor.executor_id, executor.pid, why or "it closed its connection")
+        executor.gone_ms = self._now_ms()
+        if self._check_pid and why:
+            self._pool.kill(executor.executor_id, executor.pid, why)
         if why and not executor.lost_because:
             executor.lost_because = f"{ErrorKind.EXECUTOR_LOST}:{why}"
         if not self._check_pid and self._slots[executor.executor_id].expected_pid != executor.pid:

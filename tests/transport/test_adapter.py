@@ -386,11 +386,16 @@ def test_a_dead_executor_is_lost_only_when_it_has_been_reaped_and_its_last_words
     assert world.adapter.snapshots() == []
 
 
-def test_end_of_file_asks_for_the_kill_and_waits_for_the_exit(world):
+def test_end_of_file_asks_for_the_kill_after_a_while_and_waits_for_the_exit(world):
     peer = world.attach()
     world.start()
     peer.close()
     world.loop.turn()
+    world.now += 299
+    world.adapter.replace_drained()
+    assert world.killed == [], "most likely it is dead already and will be reaped"
+    world.now += 1
+    world.adapter.replace_drained()
     assert [entry[0] for entry in world.killed] == ["exec-0"]
     assert world.events == []
     world.adapter.executor_exited("exec-0", os.getpid(), -9, None)
