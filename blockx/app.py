@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from blockx.actor.effects import OpenTask
+from blockx.actor.memory_guard import MemoryGuard, MemoryLimits
 from blockx.actor.orchestrator import ExecutorExited, ExecutorSpawned, IoAnswered, Orchestrator
 from blockx.actor.reactor import Reactor, monotonic_ms
 from blockx.actor.watchdog import Watchdog
@@ -26,7 +27,13 @@ from blockx.backends.scope import IoReply, IoRequest
 from blockx.backends.service import IoService, Statistics
 from blockx.backends.table_access import TableAccess
 from blockx.cli import EXIT_SIGINT, EXIT_SIGTERM, RunOptions, select_jobs
-from blockx.config import LoadedConfig, heartbeat_timeout_ms, stall_timeout_ms
+from blockx.config import (
+    LoadedConfig,
+    executor_memory_limit_bytes,
+    executor_recycle_memory_bytes,
+    heartbeat_timeout_ms,
+    stall_timeout_ms,
+)
 from blockx.dispatcher.core import DispatcherCore
 from blockx.dispatcher.events import (
     ProductionEnded,
@@ -50,6 +57,7 @@ from blockx.jobs.run import JobsRun, check_jobs
 from blockx.jobs.runner import JobPort, JobTools, Pins
 from blockx.observability import set_up_logging
 from blockx.progress import ProgressDisplay
+from blockx.supervisor.memory import MachineMemory
 from blockx.supervisor.pool import ExecutorPool, ExitReport, PoolCounts
 from blockx.supervisor.spawner import (
     ForkserverSpawner,
@@ -196,6 +204,8 @@ class Engine:
         self.failure: BaseException | None = None
         """Why the engine cannot go on: a bug of ours, or executors that cannot start."""
         self._reactor = Reactor()
+        self._memory = MachineMemory()
+        self._memory_limits = _memory_limits(loaded, self._memory)
         self._parts_to_stop: list[Callable[[float], None]] = []
         self._pool: ExecutorPool | None = None
         self._orchestrator: Orchestrator | None = None
@@ -220,7 +230,11 @@ class Engine:
         spawner = ForkserverSpawner(
             run_executor,
             PRELOAD,
-            executor_environment(os.environ, config.functions.env),
+            {
+                **executor_environment(os.environ, config.functions.env),
+                # The file's level too, not only the variable's, which overrides it.
+                "BLOCKX_LOG_LEVEL": config.log.level,
+            },
             [package_folder()],
             folder=str(folder.path),
         )
@@ -252,6 +266,7 @@ class Engine:
                 heartbeat_interval_ms=config.worker.heartbeat_interval_ms,
                 executor_max_inflight=config.dispatcher.executor_max_inflight,
                 executor_max_runnable=config.dispatcher.executor_max_runnable,
+                memory_mark_bytes=self._memory_limits.recycle_bytes,
             )
             for n in range(config.worker.executor_count)
         ]
@@ -284,6 +299,7 @@ class Engine:
             adapter=adapter,
             io=_IoRequests(self._io_for_calls()),
             watchdog=watchdog,
+            memory_guard=MemoryGuard(adapter, self._memory, self._memory_limits, monotonic_ms),
         )
         for launch in launches:
             adapter.listen(launch.executor_id, launch.slot_index, Path(launch.socket_path))
@@ -414,6 +430,16 @@ def _is_read(request: IoRequest) -> bool:
     if request.backend == "rpc":
         return request.operation in READ_METHODS
     return request.backend == "blockdb" and not request.write
+
+
+def _memory_limits(loaded: LoadedConfig, memory: MachineMemory) -> MemoryLimits:
+    worker = loaded.config.worker
+    limit_bytes = executor_memory_limit_bytes(worker, memory.total_bytes)
+    return MemoryLimits(
+        limit_bytes=limit_bytes,
+        recycle_bytes=executor_recycle_memory_bytes(worker, limit_bytes),
+        recycle_calls=worker.executor_recycle_calls,
+    )
 
 
 class _IoRequests:

@@ -52,6 +52,15 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
     """Pause of a slot that restarted too often."""
     heartbeat_interval_ms: Annotated[int, Meta(ge=10, le=60_000)] = 1_000
     """How often an executor's helper thread shows that it is alive."""
+    executor_memory_limit_bytes: Bytes = 0
+    """Resident memory of one executor at which it is killed; the call that filled it is charged. 0:
+    derived, its share of three quarters of the memory of the machine or control group, at least 512
+    MiB."""
+    executor_recycle_memory_bytes: Bytes = 0
+    """Resident memory above which an executor is drained and replaced. 0: derived, three quarters of
+    the limit."""
+    executor_recycle_calls: Count = 0
+    """Finished calls after which an executor is drained and replaced. 0: never."""
     heartbeat_timeout_ms: Millis = 0
     """Silence after which an executor is lost. 0: derived, stall timeout + 5,000 (at least
     10,000)."""
@@ -332,6 +341,21 @@ def heartbeat_timeout_ms(config: Config) -> int:
     return config.worker.heartbeat_timeout_ms or max(
         10_000, stall_timeout_ms(config.dispatcher) + 5_000
     )
+
+
+EXECUTOR_MEMORY_BYTES_MIN = 512 * 1024 * 1024
+"""Least derived memory limit of an executor: Python with a few large libraries."""
+
+
+def executor_memory_limit_bytes(worker: WorkerConfig, machine_bytes: int) -> int:
+    """The effective memory limit of one executor, on a machine or in a control group of that size."""
+    share_bytes = machine_bytes * 3 // 4 // worker.executor_count
+    return worker.executor_memory_limit_bytes or max(EXECUTOR_MEMORY_BYTES_MIN, share_bytes)
+
+
+def executor_recycle_memory_bytes(worker: WorkerConfig, limit_bytes: int) -> int:
+    """The effective mark above which an executor is drained and replaced."""
+    return worker.executor_recycle_memory_bytes or limit_bytes * 3 // 4
 
 
 FILE_BYTES_MAX = 16 * 1024 * 1024
@@ -629,6 +653,17 @@ def _check_limits(config: Config, document: "Document") -> Iterator[str]:
         yield (
             f"{place}: worker.heartbeat_timeout_ms: {timeout_ms} ms would call an executor lost before it"
             f" counts as stuck ({stall_ms} ms, see dispatcher.scheduler_stall_timeout_ms); use more, or 0"
+        )
+    limit_bytes, mark_bytes = (
+        worker.executor_memory_limit_bytes,
+        worker.executor_recycle_memory_bytes,
+    )
+    if limit_bytes and mark_bytes >= limit_bytes:
+        place = document.at(("worker", "executor_recycle_memory_bytes"))
+        yield (
+            f"{place}: worker.executor_recycle_memory_bytes: {mark_bytes} bytes is not below"
+            f" worker.executor_memory_limit_bytes ({limit_bytes} bytes): executors would be killed, not"
+            " replaced; use less, or 0"
         )
     for index, job in enumerate(config.jobs):
         yield from _check_job_budget(job, index, config.dispatcher, document)

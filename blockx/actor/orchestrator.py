@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from blockx.actor.effects import CallPlaces, Effects, JobPort, OpenTask
+from blockx.actor.memory_guard import TICK_MS as MEMORY_TICK_MS
+from blockx.actor.memory_guard import MemoryGuard
 from blockx.actor.reactor import Reactor, monotonic_ms
 from blockx.actor.watchdog import Watchdog
 from blockx.dispatcher.commands import Command, FinishTask
@@ -26,7 +28,6 @@ from blockx.errors import ErrorKind
 from blockx.functions.view import FunctionView
 from blockx.ipc.exact_json import InvalidJsonError, canonical, positional
 from blockx.ipc.messages import CallWaiting, Raw, ResumeCallPayload, WaitKind, WireError
-from blockx.observability import logger
 
 SNAPSHOT_INTERVAL_MS = 5
 """How old the core's view of executors may get while calls are moving; it compensates in between."""
@@ -40,6 +41,10 @@ class Tick:
 
 class DispatchOn:
     """Posted to ourselves: the last turn left calls that can be admitted."""
+
+
+class MemoryTick:
+    """The memory guard's timer fired."""
 
 
 @dataclass(slots=True)
@@ -87,6 +92,9 @@ class ExecutorAdapter(CallPlaces, Protocol):
 
     def flush(self) -> None:
         """Write what this turn queued."""
+
+    def replace_drained(self) -> None:
+        """Have retired executors replaced that are empty."""
 
     def snapshots(self) -> Sequence[ExecutorSnapshot]:
         """How each executor looks now."""
@@ -144,6 +152,7 @@ class Orchestrator:
         adapter: ExecutorAdapter,
         io: IoPort,
         watchdog: Watchdog,
+        memory_guard: MemoryGuard,
         now_ms: Callable[[], int] = monotonic_ms,
     ) -> None:
         """``now_ms``: the reactor's own clock."""
@@ -153,6 +162,7 @@ class Orchestrator:
         self._adapter = adapter
         self._io = io
         self._watchdog = watchdog
+        self._memory_guard = memory_guard
         self._effects = Effects(adapter, reactor)
         self._performers = self._effects.performers
         self._tasks: dict[str, _TaskEntry] = {}
@@ -168,6 +178,7 @@ class Orchestrator:
             IoAnswered: self._on_io_answered,
             Tick: self._on_tick,
             DispatchOn: lambda _item: None,  # the turn's epilogue does it
+            MemoryTick: self._on_memory_tick,
         }
         self.gauges: dict[str, tuple[int, int, int]] = {}
         """Ready, running and waiting calls by task; replaced as a whole, readable from any thread."""
@@ -176,6 +187,7 @@ class Orchestrator:
     def run(self) -> None:
         """The actor thread's body."""
         self._reactor.call_later(TICK_MS, Tick())
+        self._reactor.call_later(MEMORY_TICK_MS, MemoryTick())
         self._reactor.run(self._on_item, self._epilogue)
 
     # ---- facts in ------------------------------------------------------------------------------
@@ -198,14 +210,16 @@ class Orchestrator:
         self._perform(self._core.tick(self._now_ms()))
         self.gauges = {task_id: self._core.gauges(task_id) for task_id in self._tasks}
 
+    def _on_memory_tick(self, _tick: MemoryTick) -> None:
+        self._reactor.call_later(MEMORY_TICK_MS, MemoryTick())
+        self._memory_guard.tick()
+        self._adapter.replace_drained()
+
     def handle(self, event: Event) -> None:
         """Apply an event to the core and perform what it orders."""
         if type(event) is ExecutorLost:
             # First the truth about the executors, then the failures: or calls would go back to it.
             self._refresh_snapshots(self._now_ms())
-            logger.bind(
-                executor_id=event.executor_id, why=event.detail, kind=str(event.kind)
-            ).warning("executor lost")
         self._perform(self._core.handle(event))
 
     def _perform(self, commands: Iterable[Command]) -> None:

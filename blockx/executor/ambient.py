@@ -1,41 +1,217 @@
-"""Settings of the whole process that a call may change and the next call must not find changed.
+"""Settings of the whole process that a call may change and no other call may find changed.
 
-Main thread. Checked before each call's first step, 0.2 us together; what other calls find that are
-suspended meanwhile cannot be helped, as in any process. Output streams are ``capture``'s, the alarm and
-``time.sleep`` are ``interrupts``'. Left alone: environment, folder, locale and patched modules, which
-last as long as the process.
+Main thread. The law: between two steps the process is as it was. ``restore`` runs after each step (about
+1.5 us when nothing is to be done), so what a call changes lasts until it next waits or ends: the environment,
+the working folder, the umask, signal handlers and mask, the interpreter's limits, garbage collection,
+warning filters, and the attributes of the modules that everybody uses (``SHARED_MODULES``).
+
+``builtins`` is a special case: our own code, and the libraries', looks names up in it all the time, also
+while the call that changed it runs. So user code has a copy (``loader.USER_BUILTINS``), which ``import
+builtins`` finds, and what it does to it does not reach ours for a moment.
+
+Attributes of modules are not compared at each step (8 us); the modules get a class that notes every
+assignment. What is written into a module's ``__dict__`` directly goes unnoticed.
+
+Left to others: output streams (``capture``), the alarm and ``time.sleep`` (``interrupts``). Left alone, they
+last as long as the process: locale, resource limits, priorities, and whatever is changed inside an object
+(a class's attribute, ``sys.path``, ``random``'s state).
 """
 
+import _signal  # type: ignore[import-not-found]
+import builtins
 import gc
+import importlib
+import os
+import signal
 import sys
+import time
+import warnings
+from operator import itemgetter
+from types import ModuleType
+from typing import Any, Final
 
-_get_recursion_limit = sys.getrecursionlimit
-_get_digits = sys.get_int_max_str_digits
-_get_trace = sys.gettrace
-_get_profile = sys.getprofile
-_is_gc_enabled = gc.isenabled
+from blockx.executor.loader import USER_BUILTINS
+from blockx.functions.entry import PRELUDE
+
+SHARED_MODULES: Final = (
+    "json", "time", "datetime", "decimal", "math", "random", "re",
+    *dict.fromkeys(module for module, _ in PRELUDE.values() if module.startswith("blockx.")),
+)  # fmt: skip
+"""Modules whose attributes are put back: the ones that have been found patched in the wild, and those that
+functions have without an import."""
+_HANDLED_SIGNALS: Final = tuple(
+    int(number)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGVTALRM, signal.SIGPROF)
+)
+"""Signals whose handler is put back."""
+
+_get_recursion_limit, _set_recursion_limit = sys.getrecursionlimit, sys.setrecursionlimit
+_get_digits, _set_digits = sys.get_int_max_str_digits, sys.set_int_max_str_digits
+_get_switch_interval, _set_switch_interval = sys.getswitchinterval, sys.setswitchinterval
+_get_trace, _set_trace = sys.gettrace, sys.settrace
+_get_profile, _set_profile = sys.getprofile, sys.setprofile
+_is_gc_enabled, _enable_gc = gc.isenabled, gc.enable
+_get_threshold, _set_threshold = gc.get_threshold, gc.set_threshold
+_getsignal, _setsignal = _signal.getsignal, _signal.signal
+_getcwd, _chdir, _umask = os.getcwd, os.chdir, os.umask
+_putenv, _unsetenv, _tzset = os.putenv, os.unsetenv, time.tzset
+for _name in SHARED_MODULES:
+    importlib.import_module(_name)
+_environ = os.environ
+_environ_data: dict[bytes, bytes] = vars(os.environ)["_data"]
+_os_names = vars(os)
+_modules = sys.modules
+_warning_filters: list[Any] = warnings.filters  # type: ignore[assignment]
+_filters_mutated: Any = vars(warnings)["_filters_mutated"]
+
+
+class _SharedModule(ModuleType):
+    """A module that notes when one of its attributes is set or deleted."""
+
+    touched = False
+    """Of all of them."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        _SharedModule.touched = True
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        _SharedModule.touched = True
+        super().__delattr__(name)
+
+
+class _Environment(os._Environ[str]):
+    """``os.environ``, noting that it was changed; all ways to change it end in these two."""
+
+    touched = False
+
+    def __setitem__(self, name: str, value: str) -> None:
+        _Environment.touched = True
+        super().__setitem__(name, value)
+
+    def __delitem__(self, name: str) -> None:
+        _Environment.touched = True
+        super().__delitem__(name)
 
 
 class Ambient:
     """Remembers the settings at its construction; ``restore`` puts them back."""
 
-    __slots__ = ("_digits", "_profile", "_recursion_limit", "_trace")
+    __slots__ = (
+        "_cwd", "_digits", "_environment", "_filters", "_handlers", "_named", "_profile",
+        "_recursion_limit", "_saved", "_shared", "_start_modules", "_switch_interval", "_threshold",
+        "_trace", "_umask",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._recursion_limit = _get_recursion_limit()
         self._digits = _get_digits()
+        self._switch_interval = _get_switch_interval()
         self._trace = _get_trace()
         self._profile = _get_profile()
+        self._threshold = _get_threshold()
+        self._cwd = _getcwd()
+        self._umask = _umask(0)
+        _umask(self._umask)
+        self._environment = dict(_environ_data)
+        self._handlers = list(map(_getsignal, _HANDLED_SIGNALS))
+        self._filters = list(_warning_filters)
+        _modules["builtins"] = USER_BUILTINS
+        self._start_modules = dict(_modules)
+        self._named = itemgetter("builtins", *SHARED_MODULES)
+        self._shared: tuple[ModuleType, ...] = self._named(_modules)
+        self._saved = [dict(vars(module)) for module in self._shared]
+        for module in self._shared:
+            module.__class__ = _SharedModule
+        _environ.__class__ = _Environment
+        _SharedModule.touched = _Environment.touched = False
 
     def restore(self) -> None:
-        """Put back what differs: recursion limit, digits of int texts, tracing, garbage collection."""
+        """Put back what differs. May run ``__eq__`` of what a call left as a handler or filter."""
+        self._restore_interpreter()
+        if _Environment.touched or _os_names.get("environ") is not _environ:
+            self._restore_environment()
+        _umask(self._umask)
+        self._restore_folder()
+        if list(map(_getsignal, _HANDLED_SIGNALS)) != self._handlers:
+            for number, handler in zip(_HANDLED_SIGNALS, self._handlers, strict=True):
+                _setsignal(number, handler)
+        if _warning_filters != self._filters:
+            _warning_filters[:] = self._filters
+            _filters_mutated()
+        try:
+            replaced = self._named(_modules) != self._shared
+        except KeyError:
+            replaced = True
+        if replaced:
+            self._restore_module_table()
+        if _SharedModule.touched:
+            self._restore_attributes()
+
+    def close(self) -> None:
+        """Give the modules back (tests; a process simply ends)."""
+        _modules["builtins"] = builtins
+        for module in self._shared:
+            module.__class__ = ModuleType
+        _environ.__class__ = os._Environ
+
+    def _restore_interpreter(self) -> None:
         if _get_recursion_limit() != self._recursion_limit:
-            sys.setrecursionlimit(self._recursion_limit)
+            _set_recursion_limit(self._recursion_limit)
         if _get_digits() != self._digits:
-            sys.set_int_max_str_digits(self._digits)
+            _set_digits(self._digits)
+        if _get_switch_interval() != self._switch_interval:
+            _set_switch_interval(self._switch_interval)
         if _get_trace() is not self._trace:
-            sys.settrace(self._trace)
+            _set_trace(self._trace)
         if _get_profile() is not self._profile:
-            sys.setprofile(self._profile)
+            _set_profile(self._profile)
         if not _is_gc_enabled():
-            gc.enable()
+            _enable_gc()
+        if _get_threshold() != self._threshold:
+            _set_threshold(*self._threshold)
+
+    def _restore_environment(self) -> None:
+        _os_names["environ"] = _environ
+        for name in _environ_data.keys() - self._environment.keys():
+            _unsetenv(name)
+        for name, value in self._environment.items():
+            if _environ_data.get(name) != value:
+                _putenv(name, value)
+        had_zone = _environ_data.get(b"TZ")
+        _environ_data.clear()
+        _environ_data.update(self._environment)
+        _Environment.touched = False
+        if had_zone != self._environment.get(b"TZ"):
+            _tzset()
+
+    def _restore_folder(self) -> None:
+        try:
+            if _getcwd() == self._cwd:
+                return
+        except OSError:  # it was removed
+            pass
+        _chdir(self._cwd)
+
+    def _restore_module_table(self) -> None:
+        """Modules of the start that are missing, and shared ones that are others by now."""
+        for name, module in self._start_modules.items():
+            _modules.setdefault(name, module)
+        _modules["builtins"] = USER_BUILTINS
+        for name in SHARED_MODULES:
+            _modules[name] = self._start_modules[name]
+
+    def _restore_attributes(self) -> None:
+        for module, saved in zip(self._shared, self._saved, strict=True):
+            if type(module) is not _SharedModule:
+                module.__class__ = _SharedModule
+            names = vars(module)
+            for name in [name for name in names if name not in saved]:
+                if issubclass(type(names[name]), ModuleType):
+                    saved[name] = names[name]  # a part of a package, imported now
+                else:
+                    del names[name]
+            for name, value in saved.items():
+                if name not in names or names[name] is not value:
+                    names[name] = value
+        _SharedModule.touched = False

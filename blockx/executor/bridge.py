@@ -9,6 +9,7 @@ the running call gets through (no ``__del__`` after its end, no thread, no forke
 
 import math
 import operator
+import sys
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, SupportsIndex
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from blockx.executor.runtime import ExecutorRuntime
 
 _monotonic_ns = time.monotonic_ns
+_modules: dict[str, Any] = sys.modules
 _NS_PER_S: Final = 1_000_000_000
 
 _SUBCALL_ERRORS: Final[dict[str, tuple[type[SubcallFailedError], ErrorKind]]] = {
@@ -221,7 +223,15 @@ class SdkBridge:
             runtime.plan_wake(context, due_ns)
         hub = getcurrent().parent
         assert hub is runtime.hub, "wait() called outside of a call's greenlet"
-        wake: Wake | None = hub.switch()
+        loops = _modules.get("_asyncio")
+        if loops is None:
+            wake: Wake | None = hub.switch()
+        else:
+            # Python keeps the running event loop by thread; the other calls have none, or another.
+            loop = loops._get_running_loop()
+            loops._set_running_loop(None)
+            wake = hub.switch()
+            loops._set_running_loop(loop)
         assert runtime.running is context, f"{context.call_id} was switched in by a stranger"
         context.request_id = ""
         resumed_ns = context.step_started_ns

@@ -59,6 +59,7 @@ _sigmask = _signal.pthread_sigmask
 _SIGALRM: Final = int(signal.SIGALRM)
 _ITIMER_REAL: Final = int(signal.ITIMER_REAL)
 _SIG_UNBLOCK: Final = int(signal.SIG_UNBLOCK)
+_SIG_SETMASK: Final = int(signal.SIG_SETMASK)
 _JUST_ALARM: Final = (_SIGALRM,)
 _real_sleep = time.sleep
 
@@ -68,8 +69,8 @@ class AlarmHost(Protocol):
 
     running: ExecContext | None
 
-    def tick(self, context: ExecContext, now_ns: int) -> None:
-        """User code of this call is computing: send what is queued, look for a cancellation."""
+    def tick(self, context: ExecContext, now_ns: int, frame: FrameType | None) -> None:
+        """User code of this call holds the executor: send what is queued, look for a cancellation."""
 
     def retire(self, why: str) -> None:
         """Take no new calls, and end when the resident ones are done."""
@@ -81,12 +82,13 @@ class Alarm:
     def __init__(self, host: AlarmHost) -> None:
         self._host = host
         self._handler = self._on_alarm
+        self._mask = _sigmask(_SIG_UNBLOCK, _JUST_ALARM) - set(_JUST_ALARM)
 
     def enter(self, left_ns: int) -> None:
         """Arm for a call that is switched in now and may run for ``left_ns``; undo what others did."""
         if _getsignal(_SIGALRM) is not self._handler:
             _setsignal(_SIGALRM, self._handler)
-        _sigmask(_SIG_UNBLOCK, _JUST_ALARM)
+        _sigmask(_SIG_SETMASK, self._mask)
         # Precisely, if the call ends within a tick. 0 would switch the timer off.
         _setitimer(
             _ITIMER_REAL, _TICK_S if left_ns >= TICK_NS else max(left_ns, 1_000) / 1e9, _TICK_S
@@ -106,7 +108,7 @@ class Alarm:
         if context is None or not context.in_user:
             return
         now_ns = _monotonic_ns()
-        self._host.tick(context, now_ns)
+        self._host.tick(context, now_ns, frame)
         pending = context.pending_signal(now_ns)
         if pending is None:
             left_ns = context.left_ns(now_ns)

@@ -17,6 +17,7 @@ the user's module (a read or a sleep at its top level). Hence the law of this fi
 What it needs of the standard library is bound at import, before user code can replace it.
 """
 
+import builtins
 import importlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -36,6 +37,10 @@ __all__ = ["LoadFailedError", "LoadedFunction", "Loader", "code_cache_entries", 
 CODE_CACHE_ENTRIES: Final = 512
 """Compiled modules kept, least recently used first out. 0: unlimited."""
 CODE_CACHE_VARIABLE: Final = "BLOCKX_EXECUTOR_CODE_CACHE_MAX_ENTRIES"
+
+USER_BUILTINS: Final = ModuleType("builtins", builtins.__doc__)
+"""The builtins of user code: a copy, so that what it changes there does not reach our own code."""
+USER_BUILTINS.__dict__.update(vars(builtins))
 
 Fetch = Callable[[str, str], str]
 """(function_id, digest) -> source text; may switch greenlets. Raises FunctionCodeFetchError."""
@@ -220,6 +225,7 @@ class Loader:
         module.__spec__ = ModuleSpec(name, loader, origin=compiled.filename)
         module.__file__ = compiled.filename
         module.__dict__.update(self._prelude)
+        module.__dict__["__builtins__"] = USER_BUILTINS.__dict__
         _sys_modules[name] = module
         return name, module
 

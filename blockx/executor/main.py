@@ -24,9 +24,11 @@ from typing import Any, Final, NoReturn, Protocol, cast
 import setproctitle
 
 from blockx.errors import PeerProtocolError, UsageError
-from blockx.executor import capture, interrupts
+from blockx.executor import capture, descriptors
+from blockx.executor.call_log import CallLog
 from blockx.executor.loader import Loader, code_cache_entries
 from blockx.executor.log import Log
+from blockx.executor.memory import abi_cache_entries
 from blockx.executor.runtime import ExecutorRuntime
 from blockx.executor.session import UdsSession
 from blockx.executor.vitals import Vitals
@@ -35,6 +37,9 @@ from blockx.ipc.launch import ExecutorLaunch
 
 RUNTIME_VARIABLE: Final = "BLOCKX_EXECUTOR_RUNTIME"
 """Set to 1: the sign for libraries that they run in an executor (the specification)."""
+
+RETIRED_S_MAX: Final = 5.0
+"""A retired executor without calls waits so long for main to replace it; then it ends by itself."""
 
 _EXIT_PEER: Final = 1
 _EXIT_BUG: Final = 3
@@ -77,7 +82,9 @@ def _serve(launch: ExecutorLaunch, row: HeartbeatRow | None, log: Log) -> int:
     """Connect, attach, and run calls until there is a reason to end. Returns the exit code."""
     session = UdsSession.connect(launch.socket_path)
     _close_descriptors(keep={0, 1, 2, log.fileno(), session.fileno()})
+    descriptors.protect({log.fileno(), session.fileno()})
     os.environ[RUNTIME_VARIABLE] = "1"
+    termination = _Termination()
     runtime = ExecutorRuntime(
         launch.executor_id,
         Loader(code_cache_entries(os.environ)),
@@ -87,34 +94,41 @@ def _serve(launch: ExecutorLaunch, row: HeartbeatRow | None, log: Log) -> int:
         executor_max_inflight=launch.executor_max_inflight,
         heartbeat_interval_ms=0 if row is not None else launch.heartbeat_interval_ms,
         capture=capture.install,
+        call_log=CallLog(log),
+        memory_mark_bytes=launch.memory_mark_bytes,
+        abi_cache_entries=abi_cache_entries(os.environ),
     )
-    interrupts.install_sleep(runtime.bridge.sleep_in_call)
     _Forks(runtime)
-    termination = _Termination(runtime)
+    termination.runtime = runtime
     runtime.send_heartbeat(time.monotonic_ns())
     session.flush()
+    is_leaving = False
     if row is not None:
-        _start_beating(row, runtime, launch.heartbeat_interval_ms)
-    while session.is_connected and not termination.is_asked and not runtime.is_finished:
+        _start_beating(row, launch.heartbeat_interval_ms)
+    while session.is_connected and not termination.is_asked:
         runtime.run_until_idle()
         delay_s = runtime.next_scheduler_delay()
-        if delay_s == 0 or runtime.is_finished:
+        if runtime.is_finished:
+            if is_leaving:
+                break  # nobody has replaced us in time
+            is_leaving, delay_s = True, RETIRED_S_MAX
+            log.warning("executor retires", reason=runtime.retire_reason)
+        if delay_s == 0:
             continue
         runtime.rest()
         termination.is_waiting = True
         session.wait(None if delay_s is None else delay_s * _MS_PER_S)
         termination.is_waiting = False
     session.flush()
-    if runtime.is_retiring:
-        log.warning("executor retires", reason=runtime.retire_reason)
     return 0
 
 
 class _Termination:
     """SIGTERM: end now if nothing can be broken, else at the next turn of the loop."""
 
-    def __init__(self, runtime: ExecutorRuntime) -> None:
-        self._runtime = runtime
+    def __init__(self) -> None:
+        self.runtime: ExecutorRuntime | None = None
+        """Set when there is one."""
         self.is_asked = False
         self.is_waiting = False
         """The main thread sleeps in ``session.wait``."""
@@ -122,10 +136,12 @@ class _Termination:
 
     def _on_terminate(self, _signum: int, _frame: FrameType | None) -> None:
         self.is_asked = True
-        running = self._runtime.running
-        if self._runtime.is_forked or self.is_waiting or (running is not None and running.in_user):
+        if self.runtime is None:
+            return
+        running = self.runtime.running
+        if self.runtime.is_forked or self.is_waiting or (running is not None and running.in_user):
             # Not in the middle of a send: what is finished leaves whole.
-            self._runtime.channel.flush()
+            self.runtime.channel.flush()
             _exit(0)
 
 
@@ -135,7 +151,10 @@ def _leave_parent(executor_id: str) -> None:
     with contextlib.suppress(PermissionError):  # leads a group already: started by a shell
         os.setsid()
     setproctitle.setproctitle(f"blockx: {executor_id}")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for ignored in (signal.SIGINT, signal.SIGVTALRM, signal.SIGPROF):
+        # The first is main's to act on. The others come from timers that a call may leave running,
+        # and would end the process under a later call.
+        signal.signal(ignored, signal.SIG_IGN)
     os.umask(0o022)
     os.chdir("/")
     nowhere = os.open(os.devnull, os.O_RDONLY)
@@ -178,7 +197,7 @@ def _close_descriptors(keep: set[int]) -> None:
         forkserver._forkserver._forkserver_address = None
 
 
-def _start_beating(row: HeartbeatRow, runtime: ExecutorRuntime, interval_ms: int) -> None:
+def _start_beating(row: HeartbeatRow, interval_ms: int) -> None:
     """Start the helper thread: a beat now and every interval. It touches its own block only."""
     vitals = Vitals()
     pause = threading.Event().wait
@@ -188,9 +207,7 @@ def _start_beating(row: HeartbeatRow, runtime: ExecutorRuntime, interval_ms: int
         # The alarm is the main thread's: taken here it would not interrupt it.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while True:
-            signs = vitals.sample()
-            runtime.memory_bytes = signs.memory_bytes
-            row.write_beat(beat_ns=monotonic_ns(), **signs._asdict())
+            row.write_beat(beat_ns=monotonic_ns(), **vitals.sample()._asdict())
             pause(interval_ms / _MS_PER_S)
 
     threading.Thread(target=beat, name="heartbeat", daemon=True).start()
@@ -208,6 +225,7 @@ class _Forks:
         self._parent_pid = os.getpid()
 
     def _in_child(self) -> None:
+        descriptors.unprotect()
         self._runtime.become_forked_child()
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != self._parent_pid:

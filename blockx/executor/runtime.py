@@ -20,22 +20,27 @@ import gc
 import os
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, Final
 
 from greenlet import getcurrent, greenlet
 
 from blockx.errors import ErrorKind
+from blockx.executor import interrupts
 from blockx.executor.ambient import Ambient
 from blockx.executor.attempt import AttemptRunner
+from blockx.executor.blocking import BLOCKED_NS, BlockWatch
 from blockx.executor.bridge import SdkBridge
+from blockx.executor.call_log import CallLog
 from blockx.executor.capture import CallOutput, OutputCapture
 from blockx.executor.context import NS_PER_MS, NS_PER_US, Counts, ExecContext, ExecState, Wake
 from blockx.executor.interrupts import Alarm
 from blockx.executor.loader import Loader
+from blockx.executor.memory import ABI_CACHE_ENTRIES, AbiCaches, Garbage
 from blockx.executor.queues import RunQueue
 from blockx.executor.session import Channel, ListChannel
 from blockx.executor.tasks import TASK_LINGER_NS, TaskModules
-from blockx.executor.vitals import Vitals
+from blockx.executor.vitals import Vitals, resident_bytes
 from blockx.ipc import exact_json
 from blockx.ipc.heartbeat import (
     ATTACHED,
@@ -78,6 +83,9 @@ LONG_STEP_NS: Final = 5_000_000
 LONG_BLOCK_NS: Final = 50_000_000
 """The same for a step that took this much wall time, since it blocks. Ten times as much: on a busy machine
 any step may be off the CPU for a while, and each send before a call costs 3 us."""
+MEMORY_AGE_NS: Final = 10_000_000
+"""Age of the memory size that is published with a step, at most; what fills memory faster is itself a long
+step, after which it is measured anew. So "it grew during the step" means that step and no other."""
 LONG_DIGESTS_MAX: Final = 4_096
 """Functions known as long. Full: the knowledge starts anew, at the cost of a few re-run neighbours."""
 LANES_POOLED_MAX: Final = 256
@@ -115,6 +123,9 @@ class ExecutorRuntime:
         heartbeat_interval_ms: int = 0,
         capture: Callable[[Callable[[], CallOutput | None]], OutputCapture] | None = None,
         task_linger_ns: int = TASK_LINGER_NS,
+        memory_mark_bytes: int = 0,
+        abi_cache_entries: int = ABI_CACHE_ENTRIES,
+        call_log: CallLog | None = None,
     ) -> None:
         self.executor_id = executor_id
         self.incarnation_id = incarnation_id
@@ -127,7 +138,7 @@ class ExecutorRuntime:
         self.is_forked = False
         """This is a child that user code forked; it speaks with nobody."""
         self.memory_bytes = 0
-        """Last sample of the helper thread."""
+        """Last sample, at most MEMORY_AGE_NS old when a step begins."""
         self.bridge = SdkBridge(self)
         self.counters = {"stale_executes": 0, "stale_resumes": 0, "stale_cancels": 0, "finished": 0}
         self._attempts = AttemptRunner(self, loader, self._discard)
@@ -136,6 +147,7 @@ class ExecutorRuntime:
         self._row = row
         self._max_inflight = executor_max_inflight
         self._alarm = Alarm(self)
+        interrupts.install_sleep(self.bridge.sleep_in_call)
         self._ambient = Ambient()
         self._capture = capture(self.current_output) if capture is not None else None
         self._contexts: dict[str, ExecContext] = {}
@@ -146,6 +158,11 @@ class ExecutorRuntime:
         self._clean_context.run(set_provider, self.bridge)
         self._long_digests: set[str] = set()
         self._vitals = Vitals()
+        self._call_log = call_log
+        self._block_watch = BlockWatch(call_log.blocked) if call_log is not None else None
+        self._memory_due_ns = 0
+        self._garbage = Garbage(memory_mark_bytes)
+        self._abi_caches = AbiCaches(abi_cache_entries)
         self._heartbeat_interval_ns = heartbeat_interval_ms * NS_PER_MS
         self._heartbeat_due_ns = _monotonic_ns() + self._heartbeat_interval_ns
         self._last_active_ns = _monotonic_ns()
@@ -304,8 +321,10 @@ class ExecutorRuntime:
         self.run_until_idle()
         for lane in self._lanes:
             lane.switch(None)
-        self._tasks.close()
+        self._tasks.release_all()
         self._alarm.uninstall()
+        self._ambient.close()
+        interrupts.uninstall_sleep()
 
     def step(self, context: ExecContext) -> None:
         """Run one call until it waits or ends. The only place that enters a lane."""
@@ -332,6 +351,7 @@ class ExecutorRuntime:
         context.step_started_ns = start_ns
         self._alarm.enter(context.left_ns(start_ns))
         lane.switch(switch_in)
+        self._ambient.restore()  # while the row names the call: it may run code of that call
         self.running = None
         end_ns = _monotonic_ns()
         if context.state is ExecState.DONE:
@@ -341,7 +361,7 @@ class ExecutorRuntime:
             if context.state is ExecState.RUNNING:
                 self._on_stray_switch(context, lane)
         if self._attempts.step_cpu_ns >= LONG_STEP_NS or end_ns - start_ns >= LONG_BLOCK_NS:
-            self._remember_long(context.digest)
+            self._after_long_step(context, start_ns, end_ns)
         self._last_active_ns = end_ns
         if row is not None:
             row.scheduler[RUNNING_CALL_SEQ] = 0
@@ -389,6 +409,10 @@ class ExecutorRuntime:
             self.send_heartbeat(now_ns)
         if self._tasks.release_due(now_ns) and not self._contexts:
             gc.collect()  # what user modules leave is mostly cycles; nobody waits just now
+        self._abi_caches.trim_if_due(now_ns)
+        if self._garbage.is_due(self.memory_bytes, now_ns):
+            self._tasks.release_all()
+            self.memory_bytes = self._garbage.collect()
         self._publish(now_ns)
         return now_ns
 
@@ -396,7 +420,6 @@ class ExecutorRuntime:
         """A lane for a new call: an empty context but for the provider, settings as they were."""
         lane = self._lanes.pop() if self._lanes else greenlet(self._lane, self.hub)
         lane.gr_context = self._clean_context.copy()
-        self._ambient.restore()
         if self._capture is not None:
             self._capture.restore()
         return lane
@@ -414,10 +437,15 @@ class ExecutorRuntime:
         else:
             self._queue.push(context)
 
-    def _remember_long(self, digest: str) -> None:
+    def _after_long_step(self, context: ExecContext, start_ns: int, end_ns: int) -> None:
         if len(self._long_digests) >= LONG_DIGESTS_MAX:
             self._long_digests.clear()
-        self._long_digests.add(digest)
+        self._long_digests.add(context.digest)
+        self._memory_due_ns = 0
+        if self._block_watch is not None and end_ns - start_ns >= BLOCKED_NS:
+            self._block_watch.step_ended(
+                context, start_ns, end_ns - start_ns, self._attempts.step_cpu_ns
+            )
 
     # ---- one call, in its lane -----------------------------------------------------------------
 
@@ -442,6 +470,8 @@ class ExecutorRuntime:
         if not context.stale:
             self._leave(context)
         self.counters["finished"] += 1
+        if self._call_log is not None and context.output is not None:
+            self._call_log.call_ended(context)
         self._tasks.call_ended(context.task_id, self._last_active_ns)
 
     # ---- what main sees ------------------------------------------------------------------------
@@ -455,7 +485,7 @@ class ExecutorRuntime:
             context.output = CallOutput(debug=context.debug)
         return context.output if isinstance(context.output, CallOutput) else None
 
-    def tick(self, context: ExecContext, now_ns: int) -> None:
+    def tick(self, context: ExecContext, now_ns: int, frame: FrameType | None) -> None:
         """The alarm, while user code of ``context`` computes: what cannot wait for the scheduler."""
         if self.is_forked:
             return
@@ -467,6 +497,8 @@ class ExecutorRuntime:
             self.send_heartbeat(now_ns)
         if self.channel.frames:
             self.channel.flush()
+        if self._block_watch is not None:
+            self._block_watch.tick(context, now_ns, frame)
 
     def retire(self, why: str) -> None:
         """Take no new root calls; the process ends when the resident ones have. Idempotent."""
@@ -539,6 +571,9 @@ class ExecutorRuntime:
 
     def _publish_running(self, row: HeartbeatRow, context: ExecContext, now_ns: int) -> None:
         """Write who is entered now: what blame relies on. Counters follow at the end of the turn."""
+        if now_ns >= self._memory_due_ns:
+            self._memory_due_ns = now_ns + MEMORY_AGE_NS
+            self.memory_bytes = resident_bytes() or self.memory_bytes
         draft = row.scheduler
         draft[RUNNABLE] = len(self._queue)
         draft[LAST_ACTIVE_NS] = now_ns

@@ -55,7 +55,7 @@ class TaskModules:
             released = True
         return released
 
-    def close(self) -> None:
+    def release_all(self) -> None:
         """Release all tasks without a call."""
         while self._lingering:
             self._release_oldest()

@@ -10,6 +10,9 @@ from typing import Final, NamedTuple
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
 _PPM: Final = 1_000_000
+# Bound before user code can replace them.
+_open, _read, _close = os.open, os.read, os.close
+_monotonic_ns, _process_time_ns = time.monotonic_ns, time.process_time_ns
 
 
 class VitalSigns(NamedTuple):
@@ -27,27 +30,32 @@ class Vitals:
     """Takes samples. Raises OSError or ValueError at construction where /proc is of no use."""
 
     def __init__(self) -> None:
-        self._last_ns = time.monotonic_ns()
-        self._last_cpu_ns = time.process_time_ns()
-        self._last = VitalSigns(_resident_bytes(), 0, self._last_cpu_ns // 1_000)
+        self._last_ns = _monotonic_ns()
+        self._last_cpu_ns = _process_time_ns()
+        self._last = VitalSigns(_read_resident_bytes(), 0, self._last_cpu_ns // 1_000)
 
     def sample(self) -> VitalSigns:
         """The signs now; memory stays at its last value when it cannot be read any more."""
-        now_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
+        now_ns, cpu_ns = _monotonic_ns(), _process_time_ns()
         elapsed_ns = max(1, now_ns - self._last_ns)
         cpu_ppm = max(0, cpu_ns - self._last_cpu_ns) * _PPM // elapsed_ns
         self._last_ns, self._last_cpu_ns = now_ns, cpu_ns
-        try:
-            memory_bytes = _resident_bytes()
-        except (OSError, ValueError, IndexError):  # user code may have used up all descriptors
-            memory_bytes = self._last.memory_bytes
+        memory_bytes = resident_bytes() or self._last.memory_bytes
         self._last = VitalSigns(memory_bytes, cpu_ppm, cpu_ns // 1_000)
         return self._last
 
 
-def _resident_bytes() -> int:
-    descriptor = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+def resident_bytes() -> int:
+    """Resident memory of this process; 0 if it cannot be read just now."""
     try:
-        return int(os.read(descriptor, 200).split()[1]) * _PAGE_BYTES
+        return _read_resident_bytes()
+    except (OSError, ValueError, IndexError):  # user code may have used up all descriptors
+        return 0
+
+
+def _read_resident_bytes() -> int:
+    descriptor = _open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return int(_read(descriptor, 200).split()[1]) * _PAGE_BYTES
     finally:
-        os.close(descriptor)
+        _close(descriptor)

@@ -18,3 +18,5 @@ class ExecutorLaunch:
     """Resident root contexts. 0: no limit."""
     executor_max_runnable: int
     """Stored only; main enforces it."""
+    memory_mark_bytes: int = 0
+    """Resident memory above which the executor collects its garbage. 0: never."""

@@ -314,6 +314,10 @@ class Slot:
     def _on_kill_requested(self, event: KillRequested) -> list[SlotCommand]:
         if event.pid != self.pid or self._is_killed():
             return self._drop_stale()
+        if self._ending is not None:
+            # Drained and about to be replaced: only faster. It had no call, so nobody killed it.
+            self._timer_armed = False
+            return [KillProcess(event.pid)]
         return self._kill(event.pid, event.reason)
 
     def _on_recycle_requested(self, event: RecycleRequested) -> list[SlotCommand]:

@@ -33,6 +33,10 @@ from pathlib import Path
 from typing import Any
 
 from blockx.ipc.launch import ExecutorLaunch
+from blockx.supervisor.guardian import kill_orphans
+
+ADOPT = "blockx.supervisor.adopt"
+"""Last of the preload: makes the fork server the parent of what dead executors leave behind."""
 
 REAP_WAIT_MS = 1_000
 """Wait for the exit code of a dead process. Over (the fork server hangs): the code is unknown."""
@@ -97,10 +101,12 @@ class SpawnedProcess:
     ``fileno()`` is ready for reading once the process is dead.
     """
 
-    __slots__ = ("_pidfd", "_popen", "pid")
+    __slots__ = ("_kill_orphans", "_pidfd", "_popen", "pid")
 
-    def __init__(self, popen: Popen) -> None:
+    def __init__(self, popen: Popen, kill_orphans: Callable[[int], None]) -> None:
+        """``kill_orphans(pid)`` ends what the dead process ``pid`` left in other groups."""
         self._popen = popen
+        self._kill_orphans = kill_orphans
         self.pid: int = popen.pid
         try:
             self._pidfd = os.pidfd_open(self.pid)
@@ -124,11 +130,12 @@ class SpawnedProcess:
     def reap(self) -> int | None:
         """Give up everything held for a dead process; its exit code, negative for a signal.
 
-        Call it once, when ``fileno()`` is ready. What it left behind in its process group is
-        killed: nothing of user code outlives its executor. Waits at most ``REAP_WAIT_MS`` for the
-        code; None: the fork server died or hangs, and the code is unknown.
+        Call it once, when ``fileno()`` is ready. What it left behind is killed, in its process group
+        and out of it: nothing of user code outlives its executor. Waits at most ``REAP_WAIT_MS`` for
+        the code; None: the fork server died or hangs, and the code is unknown.
         """
         self._kill_group()
+        self._kill_orphans(self.pid)
         try:
             return self._exit_code()
         finally:
@@ -188,7 +195,7 @@ class ForkserverSpawner:
         folder: str | None = None,
     ) -> None:
         self._target = target
-        self._preload = list(preload)
+        self._preload = [*preload, ADOPT]
         self._environment = {
             **environment,
             "PYTHONPATH": os.pathsep.join(python_path),
@@ -199,6 +206,8 @@ class ForkserverSpawner:
         self._context = get_context("forkserver")
         self._server_pid: int | None = None
         self._started_tracker = False
+        self._living: set[int] = set()
+        """Started and not yet reaped: what the fork server's other children are is an orphan."""
 
     def start(self) -> None:
         """Start the fork server, without waiting until it is up; again: only if it died.
@@ -274,6 +283,7 @@ class ForkserverSpawner:
         # gone, and something that user code started may have them. Neither holds anything of ours.
         pid = _server_pid()
         if pid is not None:
+            kill_orphans(pid, self._living)
             os.kill(pid, signal.SIGKILL)
             forkserver._forkserver._stop()  # type: ignore[attr-defined]
         tracker_pid = _tracker_pid()
@@ -296,7 +306,8 @@ class ForkserverSpawner:
             raise SpawnError("the fork server ended before it could start a process") from None
         except OSError as error:
             raise SpawnError(f"the fork server could not start a process: {error}") from error
-        child = SpawnedProcess(popen)
+        child = SpawnedProcess(popen, self._kill_orphans_of)
+        self._living.add(child.pid)
         if _server_pid() != self._server_pid:
             # It died after our look, and multiprocessing restarted it with all of our environment.
             child.kill()
@@ -305,6 +316,12 @@ class ForkserverSpawner:
             self.stop()
             raise SpawnError("the fork server died while it started a process")
         return child
+
+    def _kill_orphans_of(self, dead_pid: int) -> None:
+        """What left the group of a dead executor is a child of the fork server by now."""
+        if self._server_pid is not None:
+            kill_orphans(self._server_pid, self._living)
+        self._living.discard(dead_pid)
 
     def _is_server_alive(self) -> bool:
         if self._server_pid is None:

@@ -63,6 +63,9 @@ from blockx.transport.connection import OUTBOX_FRAMES_MAX, ExecutorConnection
 
 PARKED_MS_MAX = 5_000
 """A connection whose pid the spawner has not reported yet may wait this long, then it is closed."""
+GONE_MS_MAX = 300
+"""The end of its stream is the first sign of a dead executor; one that has not been reaped so long
+afterwards has only closed its connection, and is killed."""
 CONNECTIONS_MAX_A_SLOT = 4
 """Connections of one slot that are not attached; more are refused."""
 _UCRED = struct.Struct("3i")
@@ -111,6 +114,9 @@ class PoolPort(Protocol):
 
     def kill(self, executor_id: str, pid: int, reason: str) -> None:
         """Kill that process if it is still the slot's."""
+
+    def recycle(self, executor_id: str, pid: int, reason: str) -> None:
+        """Replace that process, which has no calls, if it is still the slot's."""
 
     def attached(self, executor_id: str, pid: int) -> None:
         """It has attached."""
@@ -162,12 +168,22 @@ class AttachedExecutor:
     heartbeat_seq: int = 1
     reservations: dict[str, Reservation] = field(default_factory=dict)
     draining_roots: int = 0
+    gone_ms: int = 0
+    """When it was seen to be gone."""
     is_gone: bool = False
     """End-of-file or broken protocol; waits for the exit report."""
     is_retiring: bool = False
-    """Takes nothing new: it will be replaced."""
+    """Takes no new root calls: it is being killed, or drained for its replacement."""
+    is_full: bool = False
+    """Gets no root calls for the moment."""
+    retire_reason: str = ""
+    """Why it is drained; empty: it is not."""
+    is_recycled: bool = False
+    """It is empty and the pool replaces it."""
     lost_because: str = ""
     """Our own reason to kill it, for the failure message."""
+    blamed_call_seq: int | None = None
+    """The call that the reason is about, 0: none. None: the one that ran when it died."""
 
 
 @dataclass(slots=True)
@@ -493,6 +509,8 @@ class ExecutorAdapter:
         """Reserve a place; a sub-call passes if its parent holds a live reservation there."""
         executor = self._live(command.executor_id)
         is_root = not command.parent_call_id
+        if executor is not None and executor.is_recycled:
+            executor = None
         if executor is not None and command.call_id not in executor.reservations:
             parent = executor.reservations.get(command.parent_call_id)
             if is_root or (parent is not None and not parent.draining_since_ms):
@@ -727,11 +745,14 @@ class ExecutorAdapter:
             idle_ms += now_ms - executor.beat_ms
         # It has room, and says that it takes nothing. Its calls and their sub-calls go on.
         retires = retires or (available == 0 and inflight < self._inflight_max)
+        takes_none = retires or executor.is_full or bool(executor.retire_reason)
         return ExecutorSnapshot(
             executor_id=executor.executor_id,
             incarnation_id=executor.incarnation_id,
-            healthy=not (executor.is_gone or executor.is_retiring),
-            usable_contexts=0 if retires else max(0, self._inflight_max - executor.draining_roots),
+            healthy=not (executor.is_gone or executor.lost_because),
+            usable_contexts=(
+                0 if takes_none else max(0, self._inflight_max - executor.draining_roots)
+            ),
             runnable_count=runnable,
             memory_bytes=memory_bytes,
             heartbeat_seq=heartbeat_seq,
@@ -780,6 +801,45 @@ class ExecutorAdapter:
             executor.is_retiring = True
             self._pool.kill(executor.executor_id, executor.pid, reason)
 
+    def row_sample(self, executor: AttachedExecutor) -> SchedulerSample | None:
+        """What it says of itself in the table; None if it has no row."""
+        return self._table.scheduler(executor.slot_index) if executor.has_table else None
+
+    def retire(self, executor: AttachedExecutor, reason: str) -> None:
+        """No more root calls; replaced as soon as the last of its calls has left."""
+        if executor.retire_reason or executor.lost_because:
+            return
+        executor.is_retiring = True
+        executor.retire_reason = reason
+        logger.bind(executor_id=executor.executor_id, pid=executor.pid, why=reason).info(
+            "executor is drained for its replacement"
+        )
+
+    def replace_drained(self) -> None:
+        """Have retired executors replaced that are empty, and killed those that hung up and live on."""
+        for slot in self._slots.values():
+            gone = slot.executor
+            if gone is not None and gone.is_gone and self._now_ms() - gone.gone_ms >= GONE_MS_MAX:
+                self._pool.kill(gone.executor_id, gone.pid, "it closed its connection")
+        for executor in self.attached_executors():
+            if executor.retire_reason and not executor.reservations and not executor.is_recycled:
+                executor.is_recycled = True
+                self._pool.recycle(executor.executor_id, executor.pid, executor.retire_reason)
+
+    def kill_for_memory(
+        self, executor: AttachedExecutor, reason: str, blamed_call_seq: int
+    ) -> None:
+        """Killed for what it uses; the call with that number is charged, 0: nobody."""
+        if executor.lost_because:
+            return
+        executor.blamed_call_seq = blamed_call_seq
+        logger.bind(executor_id=executor.executor_id, pid=executor.pid, why=reason).warning(
+            "killing executor"
+        )
+        executor.lost_because = f"{ErrorKind.MEMORY_EXCEEDED}:{reason}"
+        executor.is_retiring = True
+        self._pool.kill(executor.executor_id, executor.pid, "out of memory")
+
     def _gone(self, executor: AttachedExecutor, why: str) -> None:
         """Nothing more can be said to it; lost when its process has been reaped."""
         if executor.is_gone:
@@ -787,8 +847,9 @@ class ExecutorAdapter:
         executor.is_gone = True
         self._selector.unregister(executor.connection.socket.fileno())
         executor.connection.close()
-        if self._check_pid:
-            self._pool.kill(executor.executor_id, executor.pid, why or "it closed its connection")
+        executor.gone_ms = self._now_ms()
+        if self._check_pid and why:
+            self._pool.kill(executor.executor_id, executor.pid, why)
         if why and not executor.lost_because:
             executor.lost_because = f"{ErrorKind.EXECUTOR_LOST}:{why}"
         if not self._check_pid and self._slots[executor.executor_id].expected_pid != executor.pid:
@@ -839,8 +900,15 @@ class ExecutorAdapter:
                 executor.incarnation_id
             )
             running_seq = last.running_call_seq if last is not None and is_own else 0
+        if executor.blamed_call_seq is not None:
+            running_seq = executor.blamed_call_seq
         kind, _, why = executor.lost_because.partition(":")
+        if executor.is_recycled:
+            why = why or f"replaced: {executor.retire_reason}"
         detail = why or _exit_text(exit_code)
+        logger.bind(executor_id=executor.executor_id, pid=executor.pid, why=detail).log(
+            "INFO" if executor.is_recycled else "WARNING", "executor lost"
+        )
         return ExecutorLost(
             executor_id=executor.executor_id,
             incarnation_id=executor.incarnation_id,

@@ -28,7 +28,6 @@ class Bench:
         self.runtime = ExecutorRuntime(
             "exec-1", Loader(), None, row, incarnation_id="cafe0001", **options
         )
-        interrupts.install_sleep(self.runtime.bridge.sleep_in_call)
         self.sources: dict[str, str] = {}
         self._call_seq = 0
 
@@ -149,7 +148,6 @@ def new_bench() -> Iterator[Any]:
     yield make
     for made in benches:
         made.runtime.close()
-    interrupts.uninstall_sleep()
 
 
 @pytest.fixture
@@ -166,4 +164,3 @@ def running(made: Bench) -> Iterator[Bench]:
     """Close a bench after its test."""
     yield made
     made.runtime.close()
-    interrupts.uninstall_sleep()

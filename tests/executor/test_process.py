@@ -180,7 +180,7 @@ def by_hand(main: FakeMain, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]
 class Forked:
     """A forkserver child with a heartbeat table."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, executor_max_inflight: int = 8) -> None:
         self.fd = create_table_fd(2)
         self.table = HeartbeatTable(self.fd, 2)
         launch = ExecutorLaunch(
@@ -188,7 +188,7 @@ class Forked:
             slot_index=1,
             socket_path=str(path),
             heartbeat_interval_ms=50,
-            executor_max_inflight=8,
+            executor_max_inflight=executor_max_inflight,
             executor_max_runnable=8,
         )
         context = multiprocessing.get_context("forkserver")

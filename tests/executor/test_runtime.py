@@ -153,7 +153,7 @@ def _(p):
     assert bench.output(source, {"fail": 0}) == [None, 28, True, 0]
 
 
-def test_what_a_call_held_is_free_when_it_has_ended(bench):
+def test_what_a_call_held_is_free_when_it_has_ended(bench, monkeypatch):
     source = """
 class Big:
     pass
@@ -166,13 +166,10 @@ def _(fail):
     return 1
 """
     probes: list[weakref.ref[Any]] = []
-    source = source.replace("PROBES", "__import__('builtins').probes_of_test")
-    __builtins__["probes_of_test"] = probes  # type: ignore[index]
-    try:
-        bench.call(source, 0)
-        bench.call(source, 1)
-    finally:
-        del __builtins__["probes_of_test"]  # type: ignore[attr-defined]
+    source = source.replace("PROBES", "__import__('sys').probes_of_test")
+    monkeypatch.setattr(sys, "probes_of_test", probes, raising=False)
+    bench.call(source, 0)
+    bench.call(source, 1)
     gc.collect()
     assert [probe() for probe in probes] == [None, None]
 
@@ -639,18 +636,16 @@ def test_a_function_known_as_long_has_finished_neighbours_sent_before_it_runs(be
 # ---- what main sees -------------------------------------------------------------------------------
 
 
-def test_the_row_names_the_running_call_while_it_runs_and_only_then(row, new_bench):
+def test_the_row_names_the_running_call_while_it_runs_and_only_then(row, new_bench, monkeypatch):
     seen: list[Any] = []
 
     bench = new_bench(row=row, executor_max_inflight=5)
     running_between: list[int] = []
     bench.runtime.channel.flush_if_due = lambda _now: running_between.append(row._words[8])
-    __builtins__["row_of_test"] = lambda: seen.append(row._words[:22].tolist())  # type: ignore[index]
-    try:
-        bench.start("def _():\n    row_of_test()", attemptSeq=3)
-        bench.run()
-    finally:
-        del __builtins__["row_of_test"]  # type: ignore[attr-defined]
+    look = lambda: seen.append(row._words[:22].tolist())  # noqa: E731
+    monkeypatch.setattr(sys, "row_of_test", look, raising=False)
+    bench.start("import sys\ndef _():\n    sys.row_of_test()", attemptSeq=3)
+    bench.run()
     (words,) = seen
     assert words[0] % 2 == 0
     assert words[8] == 1  # call_seq

@@ -67,6 +67,35 @@ def start_stray(_):
     os.read(ready, 1)
     return str(pid)
 
+def start_daemon(_):
+    ready, tell = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        pid = os.fork()
+        if pid:
+            os._exit(0)
+        below = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        os.write(tell, f"{os.getpid()} {below.pid}".encode())
+        signal.pause()
+    return os.read(ready, 100).decode()
+
+def let_go(_):
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd > 2 and os.path.exists(f"/proc/self/fd/{fd}") and "socket" not in os.readlink(f"/proc/self/fd/{fd}"):
+            os.close(fd)
+    return "done"
+
+def start_hydra(_):
+    ready, tell = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        os.write(tell, b"x")
+        while True:
+            if os.fork():
+                os._exit(0)
+    return os.read(ready, 1).decode()
+
 def end(code):
     os._exit(int(code))
 
@@ -77,7 +106,8 @@ def ignore(number):
     signal.signal(int(number), signal.SIG_IGN)
     return "ignored"
 
-VERBS = {"child": start_child, "stray": start_stray, "exit": end, "signal": die, "ignore": ignore}
+VERBS = {"child": start_child, "stray": start_stray, "daemon": start_daemon,
+    "hydra": start_hydra, "let_go": let_go, "exit": end, "signal": die, "ignore": ignore}
 
 def fail(launch, heartbeat):
     os._exit(9)

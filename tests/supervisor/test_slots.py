@@ -253,6 +253,14 @@ def test_a_killed_process_is_replaced_at_once_and_the_report_comes_first() -> No
     ]
 
 
+def test_a_drained_process_that_is_killed_all_the_same_was_recycled() -> None:
+    slot = slot_after(*SITUATIONS["recycling"], KillRequested(PID, "it closed its connection"))
+    assert slot.handle(exited(-9)) == [
+        ReportExit(PID, -9, ExitCause.RECYCLED, "drained", attached=True),
+        StartProcess(),
+    ]
+
+
 def test_a_killed_process_with_unknown_exit_code_counts_as_killed() -> None:
     slot = slot_after(*SITUATIONS["killed"])
     assert slot.handle(exited(None))[0] == ReportExit(

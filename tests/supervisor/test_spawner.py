@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from blockx.supervisor.guardian import _children_by_search, children_of
 from blockx.supervisor.spawner import (
     ENVIRONMENT_DEFAULTS,
     SpawnedProcess,
@@ -189,18 +190,69 @@ def test_the_end_leaves_no_process_no_file_and_no_descriptor(
 
 
 @pytest.mark.slow
-def test_the_end_does_not_wait_for_what_user_code_left(
+def test_what_left_the_group_of_an_executor_dies_with_it_and_its_neighbours_live_on(
+    make_spawner: Any, bench: Any, processes: Any
+) -> None:
+    spawner = make_spawner()
+    child, neighbour = (spawner.spawn(bench.launch(slot), None) for slot in (0, 1))
+    peers = {peer.pid: peer for peer in (bench.accept(), bench.accept())}
+    # A session of its own, an orphan at once, with children of its own, and all pipes of the executor.
+    daemon, below = (int(pid) for pid in peers[child.pid].ask("daemon").split())
+    child.kill()
+    assert wait_and_reap(child) == -signal.SIGKILL
+    assert [processes.is_alive(pid) for pid in (daemon, below)] == [False, False]
+    stray = int(peers[neighbour.pid].ask("stray"))
+    spawner.stop()
+    neighbour.kill()
+    wait_and_reap(neighbour)
+    os.kill(stray, signal.SIGKILL)  # the fork server that would have known of it was stopped before
+
+
+@pytest.mark.slow
+def test_a_process_that_forks_for_ever_is_caught(
     make_spawner: Any, bench: Any, processes: Any
 ) -> None:
     spawner = make_spawner()
     child = spawner.spawn(bench.launch(), None)
-    # Its own session, and with all pipes of the executor, also multiprocessing's.
-    stray = int(bench.accept().ask("stray"))
-    child.kill()
-    wait_and_reap(child)
-    spawner.stop()
-    assert processes.is_alive(stray)
-    os.kill(stray, signal.SIGKILL)
+    peer = bench.accept()
+    peer.ask("hydra")
+    peer.order("exit 4")
+    assert wait_and_reap(child) == 4
+    assert [pid for pid in children_of(processes.server_pid()) if processes.is_alive(pid)] == []
+
+
+@pytest.mark.slow
+def test_when_main_is_killed_nothing_of_its_executors_lives_on(
+    targets: Any, socket_folder: Path, bench: Any, processes: Any
+) -> None:
+    lib = str(Path(targets.__file__).parent)
+    main = subprocess.Popen(
+        [sys.executable, "-c", MAIN.format(lib=lib, folder=str(socket_folder), path=bench.path)],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdin=subprocess.PIPE,
+    )
+    peer = bench.accept()
+    peer.ask("let_go")  # of the pipes by which the fork server sees that main has ended
+    pids = [peer.pid, *(int(pid) for pid in peer.ask("daemon").split())]
+    assert [processes.is_alive(pid) for pid in pids] == [True, True, True]
+    main.kill()
+    for pid in pids:
+        processes.wait_until_dead(pid)
+    main.communicate()
+
+
+MAIN = """
+import sys
+sys.path.insert(0, {lib!r})
+import supervised
+from blockx.ipc.launch import ExecutorLaunch
+from blockx.supervisor.guardian import _children_by_search, children_of
+from blockx.supervisor.spawner import ForkserverSpawner, package_folder
+spawner = ForkserverSpawner(supervised.obey, [], {{}}, [{lib!r}, package_folder()], {folder!r})
+spawner.spawn(ExecutorLaunch(executor_id="exec-0", slot_index=0, socket_path={path!r},
+    heartbeat_interval_ms=1, executor_max_inflight=1, executor_max_runnable=1), None)
+sys.stdin.read()
+"""
 
 
 @pytest.mark.slow
@@ -238,6 +290,7 @@ import sys
 sys.path.insert(0, {lib!r})
 import supervised
 from blockx.ipc.launch import ExecutorLaunch
+from blockx.supervisor.guardian import _children_by_search, children_of
 from blockx.supervisor.spawner import ForkserverSpawner, package_folder
 spawner = ForkserverSpawner(supervised.obey, [], {{}}, [{lib!r}, package_folder()],
                             {str(socket_folder)!r})
@@ -260,3 +313,11 @@ raise KeyError("our bug")
         assert errors.read().endswith("KeyError: 'our bug'\n")
     assert ended.returncode == 1
     os.kill(bench.accept().pid, signal.SIGKILL)
+
+
+def test_children_are_found_with_and_without_the_list_of_the_kernel() -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
+        assert child.pid in children_of(os.getpid())
+        assert child.pid in _children_by_search(os.getpid())
+    assert child.pid not in _children_by_search(os.getpid())
+    assert children_of(child.pid) == []

@@ -71,7 +71,7 @@ class World:
             [],
             [],
         )
-        self.now, self.peers = 1_000, []
+        self.now, self.peers, self.recycled = 1_000, [], []
         self.sources = {"d" * 64: "def _(): pass\n"}
         self.fd = create_table_fd(1)
         self.table = HeartbeatTable(self.fd, 1)
@@ -90,6 +90,9 @@ class World:
     # the pool
     def kill(self, executor_id, pid, reason):
         self.killed.append((executor_id, pid, reason))
+
+    def recycle(self, executor_id, pid, reason):
+        self.recycled.append((executor_id, pid, reason))
 
     def attached(self, executor_id, pid):
         self.attached_pid = pid
@@ -407,11 +410,16 @@ def test_a_dead_executor_is_lost_only_when_it_has_been_reaped_and_its_last_words
     assert world.adapter.snapshots() == []
 
 
-def test_end_of_file_asks_for_the_kill_and_waits_for_the_exit(world):
+def test_end_of_file_asks_for_the_kill_after_a_while_and_waits_for_the_exit(world):
     peer = world.attach()
     world.start()
     peer.close()
     world.loop.turn()
+    world.now += 299
+    world.adapter.replace_drained()
+    assert world.killed == [], "most likely it is dead already and will be reaped"
+    world.now += 1
+    world.adapter.replace_drained()
     assert [entry[0] for entry in world.killed] == ["exec-0"]
     assert world.events == []
     world.adapter.executor_exited("exec-0", os.getpid(), -9, None)
@@ -594,3 +602,65 @@ def test_the_recorder_sees_every_read_and_subcall_with_its_answer_and_no_source(
         ("asked", "j/0", "subcall", "", None),
         ("answered", "j/0", "req-aa-3", b"{}", None),
     ]
+
+
+def test_a_retired_executor_is_replaced_once_when_its_last_call_has_left(world):
+    peer = world.attach()
+    world.start()
+    [executor] = world.adapter.attached_executors()
+    world.adapter.retire(executor, "too large")
+    world.adapter.retire(executor, "another reason")
+    snapshot = world.adapter.snapshots()[0]
+    assert (snapshot.healthy, snapshot.usable_contexts) == (True, 0)
+    assert isinstance(world.adapter.bind(BindCall("j/0/sub-1", 1, "exec-0", "j/0")), CallBound)
+    world.adapter.unbind("j/0/sub-1", "exec-0")
+    world.adapter.replace_drained()
+    assert world.recycled == []
+    world.completed(peer)
+    world.loop.turn()
+    world.adapter.replace_drained()
+    world.adapter.replace_drained()
+    assert world.recycled == [("exec-0", os.getpid(), "too large")]
+    assert isinstance(world.adapter.bind(BindCall("j/1", 1, "exec-0", "")), BindFailed)
+    peer.close()
+    world.loop.turn()
+    assert world.killed == [], "its end is what we asked for"
+    world.adapter.executor_exited("exec-0", os.getpid(), 0, None)
+    assert [event.detail for event in world.events[1:]] == ["replaced: too large"]
+
+
+def test_a_full_executor_gets_no_calls_until_it_has_room_again(world):
+    world.attach()
+    [executor] = world.adapter.attached_executors()
+    executor.is_full = True
+    assert world.adapter.snapshots()[0].usable_contexts == 0
+    executor.is_full = False
+    assert world.adapter.snapshots()[0].usable_contexts == 4
+
+
+@pytest.mark.parametrize("blamed", [0, 41])
+def test_for_memory_the_call_that_the_guard_named_is_blamed_and_not_the_one_that_ran_at_the_end(
+    world, blamed
+):
+    world.attach(has_table=True)
+    world.start()
+    row = HeartbeatRow(world.fd, 0)
+    row.scheduler[1] = incarnation_number("aa")
+    row.scheduler[RUNNING_CALL_SEQ] = 7
+    row.write_scheduler()
+    [executor] = world.adapter.attached_executors()
+    world.adapter.kill_for_memory(executor, "it used too much", blamed)
+    world.adapter.kill_for_memory(executor, "again", 5)
+    assert world.killed == [("exec-0", os.getpid(), "out of memory")]
+    assert not world.adapter.snapshots()[0].healthy
+    last = world.table.scheduler(0)
+    assert world.adapter.row_sample(executor) == last
+    world.adapter.executor_exited("exec-0", os.getpid(), -9, last)
+    [lost] = world.events
+    assert (lost.kind, lost.detail, lost.running_call_seq, lost.free_of_charge) == (
+        ErrorKind.MEMORY_EXCEEDED,
+        "it used too much",
+        blamed,
+        False,
+    )
+    row.close()
