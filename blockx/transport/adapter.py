@@ -566,7 +566,7 @@ class ExecutorAdapter:
 
     def abort(self, command: AbortAttempt) -> None:
         """Mark the reservation as draining and cancel: by frame, and by the control word if it computes."""
-        executor = self._live(command.executor_id)
+        executor = self._slots[command.executor_id].executor
         if executor is None:
             return
         reservation = executor.reservations.get(command.call_id)
@@ -576,6 +576,8 @@ class ExecutorAdapter:
             return
         if reservation.request_id and self._listener is not None:
             self._listener.attempt_ended(command.call_id)
+        if executor.is_gone:
+            return  # nobody to tell; its exit will free the place
         reservation.draining_since_ms = self._now_ms()
         executor.draining_roots += reservation.is_root
         payload = CancelCallPayload(reason=command.reason, attempt_seq=command.attempt_seq)

@@ -347,6 +347,7 @@ class Process:
         resident = self.contexts.get(context.order.call_id) is context
         if self.is_alive and not self.is_mute and resident and context.request_id == request_id:
             self._fail(context, ErrorKind.DEADLINE_EXCEEDED)
+            self.wake()
 
     def _complete(self, context: Context) -> None:
         del self.contexts[context.order.call_id]

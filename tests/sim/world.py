@@ -349,6 +349,8 @@ class World:
             assert live == bound, f"{executor.executor_id}: {live} is not {bound}"
             roots = sum(r.is_root for r in executor.reservations.values())
             assert roots <= self.inflight_max, "more root calls than places"
+            alone = view is not None and any(call.quarantined for call in view.calls.values())
+            assert not alone or roots == 1, "a suspected call has company"
             draining = [
                 r for r in executor.reservations.values() if r.draining_since_ms and r.is_root
             ]

@@ -531,6 +531,19 @@ def test_an_answer_to_a_cancelled_call_is_counted_and_not_sent(world):
     assert not world.adapter.has_unsent
 
 
+def test_nothing_more_is_started_for_a_call_cancelled_on_an_executor_that_is_going(world):
+    peer = world.attach()
+    world.start()
+    world.send(peer, waiting(m.WaitKind.IO))
+    world.loop.turn()
+    world.adapter.flush()
+    peer.close()
+    world.loop.turn()
+    world.adapter.abort(AbortAttempt("j/0", 1, "exec-0", 7, "cancelled"))
+    assert world.ended == ["j/0"]
+    assert not world.adapter.has_unsent
+
+
 def test_when_a_call_ends_without_its_answer_nothing_more_is_started_for_it(world):
     peer = world.attach()
     world.start()
