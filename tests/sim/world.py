@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from blockx.actor.memory_guard import MemoryGuard, MemoryLimits
 from blockx.actor.orchestrator import Orchestrator, _TaskEntry
 from blockx.actor.watchdog import Watchdog
 from blockx.config import DispatcherConfig
@@ -68,6 +69,20 @@ class CheckedCore(DispatcherCore):
         commands = super().handle(event)
         assert_all(self)
         return commands
+
+
+class PlentyOfMemory:
+    """The machine of a simulated world: never short of memory."""
+
+    total_bytes = 1 << 40
+
+    def available_bytes(self) -> int:
+        """All of it."""
+        return self.total_bytes
+
+    def resident_bytes(self, _pid: int) -> int:
+        """Next to nothing."""
+        return 1
 
 
 class World:
@@ -165,6 +180,13 @@ class World:
                 stall_timeout_ms=STALL_MS,
                 heartbeat_timeout_ms=HEARTBEAT_TIMEOUT_MS,
                 process_cpu_ms=lambda _pid: 0,
+            ),
+            # No limit in reach: what the guard does to executors the world does by itself.
+            memory_guard=MemoryGuard(
+                self.adapter,
+                PlentyOfMemory(),
+                MemoryLimits(limit_bytes=1 << 60, recycle_bytes=1 << 60, recycle_calls=0),
+                self.clock,
             ),
             now_ms=self.clock,
         )
