@@ -113,7 +113,7 @@ class SdkBridge:
             attempt_seq=context.attempt_seq,
             function_id=function_id,
             args=Raw(encoded),
-            granted_budget_ms=context.budget_left_ms(_monotonic_ns()),
+            granted_budget_ms=context.budget_left_ms(_monotonic_ns(), ExecState.WAITING_SUBCALL),
         )
         context.last_operation = f"sub-call {function_id}"
         wake = self._ask(context, ExecState.WAITING_SUBCALL, payload)
@@ -215,7 +215,7 @@ class SdkBridge:
         if message is not None:
             message.request_id = runtime.next_request_id()
             message.sent_at_ms = now_ns // NS_PER_MS
-            message.payload.budget_left_ms = context.budget_left_ms(now_ns)
+            message.payload.budget_left_ms = context.budget_left_ms(now_ns, state)
             runtime.channel.send(message)
             context.request_id = message.request_id
         context.move(state)
@@ -299,7 +299,8 @@ class SdkBridge:
             now_ns = _monotonic_ns()
             context.check(now_ns)
             # A sleep that outlasts the budget ends with it.
-            due_ns = now_ns + min(asked_ns, context.left_ns(now_ns))
+            left_ns = context.wait_left_ns(now_ns, ExecState.WAITING_SLEEP)
+            due_ns = now_ns + min(asked_ns, left_ns)
             context.last_operation = "sleep"
             try:
                 self.wait(context, ExecState.WAITING_SLEEP, None, due_ns if asked_ns else 0)

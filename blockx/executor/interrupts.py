@@ -41,6 +41,7 @@ SWALLOWED_MAX: Final = 3
 STORM_US: Final = (3.0, 40.0)
 """Then the pause before the next one, drawn anew each time. At 30-300 it was seen not to end."""
 
+_PRECISION_NS: Final = 100_000
 _TICK_S: Final = TICK_NS / 1e9
 _OWN_FOLDER: Final = os.path.dirname(__file__) + os.sep
 _PURE_FILES: Final = frozenset({exact_json.__file__, re.__file__})
@@ -113,7 +114,8 @@ class Alarm:
         if pending is None:
             left_ns = context.left_ns(now_ns)
             if left_ns < TICK_NS:
-                _setitimer(_ITIMER_REAL, left_ns / 1e9, _TICK_S)
+                # A limit of CPU time may not come nearer while the call blocks: not too often.
+                _setitimer(_ITIMER_REAL, max(left_ns, _PRECISION_NS) / 1e9, _TICK_S)
             return
         if frame is None or not self._may_raise(context, frame, now_ns):
             return

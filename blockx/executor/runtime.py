@@ -101,6 +101,7 @@ _STATE_WORDS: Final = slice(STATE_RUNNABLE, STATE_DONE + 1)
 
 # Bound before user code can replace it.
 _monotonic_ns = time.monotonic_ns
+_thread_time_ns = time.thread_time_ns
 
 
 class ExecutorRuntime:
@@ -346,8 +347,7 @@ class ExecutorRuntime:
         start_ns = _monotonic_ns()
         self.running = context
         row = self._row
-        if row is not None:
-            self._publish_running(row, context, start_ns)
+        self._announce(context, start_ns)
         context.step_started_ns = start_ns
         self._alarm.enter(context.left_ns(start_ns))
         lane.switch(switch_in)
@@ -569,8 +569,13 @@ class ExecutorRuntime:
         draft[FINISHED_CALLS] = counters["finished"]
         row.write_scheduler()
 
-    def _publish_running(self, row: HeartbeatRow, context: ExecContext, now_ns: int) -> None:
+    def _announce(self, context: ExecContext, now_ns: int) -> None:
         """Write who is entered now: what blame relies on. Counters follow at the end of the turn."""
+        if context.limits is not None:
+            context.cpu_mark_ns = _thread_time_ns()
+        row = self._row
+        if row is None:
+            return
         if now_ns >= self._memory_due_ns:
             self._memory_due_ns = now_ns + MEMORY_AGE_NS
             self.memory_bytes = resident_bytes() or self.memory_bytes
