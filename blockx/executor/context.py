@@ -2,9 +2,9 @@
 
 Owned by the executor's main thread; no I/O; times are handed in, nanoseconds of the monotonic clock (only
 a limit of CPU time asks the thread's own clock). The only module that writes ``ExecContext.state``.
-Invariants: at most one pending request; ``in_user`` is true only while statements of the user's call (or the encoding and the failure
-report of its outcome) run; a latched signal never goes away, so that an outcome reached by swallowing
-it is refused.
+Invariants: at most one pending request; ``in_user`` is true only while statements of the user's call (or
+the encoding and the failure report of its outcome) run; a latched signal never goes away, so that an
+outcome reached by swallowing it is refused.
 """
 
 import enum
