@@ -218,6 +218,7 @@ class SdkBridge:
             message.payload.budget_left_ms = context.budget_left_ms(now_ns, state)
             runtime.channel.send(message)
             context.request_id = message.request_id
+            message = None  # what has been sent is not kept while thousands wait
         context.move(state)
         if due_ns is not None:
             runtime.plan_wake(context, due_ns)
@@ -248,14 +249,17 @@ class SdkBridge:
         self, context: ExecContext, state: ExecState, payload: CallWaitingPayload | None
     ) -> Wake:
         """``wait`` for user code: with the alarm kept out, and the user's words for a large request."""
-        message = None
-        if payload is not None:
-            message = CallWaiting(
-                executor_id=self._runtime.executor_id, call_id=context.call_id, payload=payload
-            )
         context.in_user = False
         try:
-            return self.wait(context, state, message)
+            if payload is None:
+                return self.wait(context, state, None)
+            messages = [
+                CallWaiting(
+                    executor_id=self._runtime.executor_id, call_id=context.call_id, payload=payload
+                )
+            ]
+            payload = None
+            return self.wait(context, state, messages.pop())
         except FrameTooLargeError as error:
             raise ValueError(
                 f"{context.last_operation}: the request is too large: {error}"
@@ -272,20 +276,23 @@ class SdkBridge:
         *,
         write: bool,
     ) -> Any:
-        encoded = exact_json.encode(params if isinstance(params, dict) else dict(params))
+        encoded = Raw(exact_json.encode(params if isinstance(params, dict) else dict(params)))
         context = self.current()
-        payload = CallWaitingPayload(
-            wait_kind=WaitKind.IO,
-            task_id=context.task_id,
-            attempt_seq=context.attempt_seq,
-            backend=backend,
-            operation=operation,
-            params=Raw(encoded),
-            cache_key=cache_key,
-            write=write,
-        )
         context.last_operation = f"{backend} {operation}"
-        wake = self._ask(context, ExecState.WAITING_IO, payload)
+        wake = self._ask(
+            context,
+            ExecState.WAITING_IO,
+            CallWaitingPayload(
+                wait_kind=WaitKind.IO,
+                task_id=context.task_id,
+                attempt_seq=context.attempt_seq,
+                backend=backend,
+                operation=operation,
+                params=encoded,
+                cache_key=cache_key,
+                write=write,
+            ),
+        )
         if wake.error is not None:
             raise _read_failed(context, wake.error)
         if wake.sidecar is not None:
