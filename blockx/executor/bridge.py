@@ -105,18 +105,22 @@ class SdkBridge:
         """
         if not isinstance(function_id, str):
             raise TypeError(f"the id of a function is text, not {type(function_id).__name__}")
-        encoded = exact_json.encode(args if isinstance(args, list) else [args])
         context = self.current()
-        payload = CallWaitingPayload(
-            wait_kind=WaitKind.SUBCALL,
-            task_id=context.task_id,
-            attempt_seq=context.attempt_seq,
-            function_id=function_id,
-            args=Raw(encoded),
-            granted_budget_ms=context.budget_left_ms(_monotonic_ns(), ExecState.WAITING_SUBCALL),
-        )
         context.last_operation = f"sub-call {function_id}"
-        wake = self._ask(context, ExecState.WAITING_SUBCALL, payload)
+        wake = self._ask(
+            context,
+            ExecState.WAITING_SUBCALL,
+            CallWaitingPayload(
+                wait_kind=WaitKind.SUBCALL,
+                task_id=context.task_id,
+                attempt_seq=context.attempt_seq,
+                function_id=function_id,
+                args=Raw(exact_json.encode(args if isinstance(args, list) else [args])),
+                granted_budget_ms=context.budget_left_ms(
+                    _monotonic_ns(), ExecState.WAITING_SUBCALL
+                ),
+            ),
+        )
         if wake.error is not None:
             raise _subcall_failed(context, function_id, wake.error)
         return exact_json.decode(wake.result)
@@ -276,7 +280,6 @@ class SdkBridge:
         *,
         write: bool,
     ) -> Any:
-        encoded = Raw(exact_json.encode(params if isinstance(params, dict) else dict(params)))
         context = self.current()
         context.last_operation = f"{backend} {operation}"
         wake = self._ask(
@@ -288,7 +291,7 @@ class SdkBridge:
                 attempt_seq=context.attempt_seq,
                 backend=backend,
                 operation=operation,
-                params=encoded,
+                params=Raw(exact_json.encode(params if isinstance(params, dict) else dict(params))),
                 cache_key=cache_key,
                 write=write,
             ),
