@@ -354,7 +354,8 @@ class ExecutorRuntime:
         context.step_started_ns = start_ns
         self._alarm.enter(context.left_ns(start_ns))
         lane.switch(switch_in)
-        self._ambient.restore()  # while the row names the call: it may run code of that call
+        if self._ambient.restore():  # while the row names the call: it may run code of that call
+            self._alarm.distrust()
         self.running = None
         end_ns = _monotonic_ns()
         if context.state is ExecState.DONE:
@@ -412,6 +413,8 @@ class ExecutorRuntime:
             self.send_heartbeat(now_ns)
         if self._tasks.release_due(now_ns) and not self._contexts:
             gc.collect()  # what user modules leave is mostly cycles; nobody waits just now
+        self._ambient.restore_fully()
+        self._alarm.distrust()
         self._abi_caches.trim_if_due(now_ns)
         if self._garbage.is_due(self.memory_bytes, now_ns):
             self._tasks.release_all()
