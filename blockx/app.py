@@ -282,6 +282,7 @@ class Engine:
             executor_max_inflight=config.dispatcher.executor_max_inflight,
             check_pid=config.worker.attach == "pool",
             now_ms=monotonic_ms,
+            call_limits=config.dispatcher.call_limits,
         )
         stall_ms = stall_timeout_ms(config.dispatcher)
         core = DispatcherCore(

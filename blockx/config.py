@@ -66,6 +66,19 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
     10,000)."""
 
 
+class CallLimitsConfig(_Section, frozen=True, kw_only=True):
+    """Limits of the parts of a call's budget, for one attempt; the whole is call_deadline_ms."""
+
+    cpu_ms: Millis = 0
+    """CPU time. 0: no limit of its own."""
+    io_ms: Millis = 0
+    """Time of reads and writes at their backend. 0: no limit of its own."""
+    subcall_ms: Millis = 0
+    """Time of the functions that it calls. 0: no limit of its own."""
+    sleep_ms: Millis = 0
+    """Time asleep. 0: no limit of its own."""
+
+
 class DispatcherConfig(_Section, frozen=True, kw_only=True):
     """Which call runs where, and its limits."""
 
@@ -83,6 +96,8 @@ class DispatcherConfig(_Section, frozen=True, kw_only=True):
     call_deadline_ms: Millis = 5_000
     """Budget of one root attempt: CPU + IO + sub-calls + sleep, not queueing. 0: no limit.
     Environment: CALL_DEADLINE_MS."""
+    call_limits: CallLimitsConfig = CallLimitsConfig()
+    """Further limits of its parts."""
     scheduler_stall_timeout_ms: Millis = 0
     """A call that holds its executor this long gets it killed. 0: derived, call_deadline_ms +
     5,000; with call_deadline_ms 0: never. Environment: SCHEDULER_STALL_TIMEOUT_MS."""

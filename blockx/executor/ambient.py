@@ -1,16 +1,19 @@
 """Settings of the whole process that a call may change and no other call may find changed.
 
-Main thread. The law: between two steps the process is as it was. ``restore`` runs after each step (about
-1.5 us when nothing is to be done), so what a call changes lasts until it next waits or ends: the environment,
-the working folder, the umask, signal handlers and mask, the interpreter's limits, garbage collection,
-warning filters, and the attributes of the modules that everybody uses (``SHARED_MODULES``).
+Main thread. The law: between two steps the process is as it was. ``restore`` runs after each step, so what
+a call changes lasts until it next waits or ends: the environment, the working folder, the umask, signal
+handlers and mask, the interpreter's limits, garbage collection, warning filters, and the attributes of
+the modules that everybody uses (``SHARED_MODULES``).
 
 ``builtins`` is a special case: our own code, and the libraries', looks names up in it all the time, also
 while the call that changed it runs. So user code has a copy (``loader.USER_BUILTINS``), which ``import
 builtins`` finds, and what it does to it does not reach ours for a moment.
 
-Attributes of modules are not compared at each step (8 us); the modules get a class that notes every
-assignment. What is written into a module's ``__dict__`` directly goes unnoticed.
+Comparing all of it after each step would cost 4 us, and module attributes 8 us more. So the ways to change
+it take a note: the modules and ``os.environ`` get classes that note assignments, the setting functions
+(``NOTED``) are wrapped, and ``restore`` (0.3 us) looks closer only after a note. Once a turn, every
+millisecond, ``restore_fully`` compares all the same, for changes by other ways (C code, ``posix.chdir``);
+only what is written into a module's ``__dict__`` directly goes unnoticed.
 
 Left to others: output streams (``capture``), the alarm and ``time.sleep`` (``interrupts``). Left alone, they
 last as long as the process: locale, resource limits, priorities, and whatever is changed inside an object
@@ -26,6 +29,8 @@ import signal
 import sys
 import time
 import warnings
+from collections.abc import Callable
+from functools import wraps
 from operator import itemgetter
 from types import ModuleType
 from typing import Any, Final
@@ -45,6 +50,14 @@ _HANDLED_SIGNALS: Final = tuple(
 )
 """Signals whose handler is put back."""
 
+NOTED: Final = (
+    (sys, "setrecursionlimit"), (sys, "set_int_max_str_digits"), (sys, "setswitchinterval"),
+    (gc, "disable"), (gc, "set_threshold"), (os, "chdir"), (os, "fchdir"), (os, "umask"),
+    (signal, "signal"), (signal, "pthread_sigmask"), (signal, "setitimer"), (signal, "alarm"),
+    (signal, "siginterrupt"),
+)  # fmt: skip
+"""Functions that change something here: module and name."""
+
 _get_recursion_limit, _set_recursion_limit = sys.getrecursionlimit, sys.setrecursionlimit
 _get_digits, _set_digits = sys.get_int_max_str_digits, sys.set_int_max_str_digits
 _get_switch_interval, _set_switch_interval = sys.getswitchinterval, sys.setswitchinterval
@@ -53,6 +66,7 @@ _get_profile, _set_profile = sys.getprofile, sys.setprofile
 _is_gc_enabled, _enable_gc = gc.isenabled, gc.enable
 _get_threshold, _set_threshold = gc.get_threshold, gc.set_threshold
 _getsignal, _setsignal = _signal.getsignal, _signal.signal
+_sigmask = _signal.pthread_sigmask
 _getcwd, _chdir, _umask = os.getcwd, os.chdir, os.umask
 _putenv, _unsetenv, _tzset = os.putenv, os.unsetenv, time.tzset
 for _name in SHARED_MODULES:
@@ -65,32 +79,47 @@ _warning_filters: list[Any] = warnings.filters  # type: ignore[assignment]
 _filters_mutated: Any = vars(warnings)["_filters_mutated"]
 
 
+class _Notes:
+    """What user code has touched since it was last put back."""
+
+    settings = False
+    """Anything at all."""
+    modules = False
+    environment = False
+
+
+def _noted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, taking a note."""
+
+    @wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        _Notes.settings = True
+        return function(*arguments, **named)
+
+    return call
+
+
 class _SharedModule(ModuleType):
     """A module that notes when one of its attributes is set or deleted."""
 
-    touched = False
-    """Of all of them."""
-
     def __setattr__(self, name: str, value: object) -> None:
-        _SharedModule.touched = True
+        _Notes.settings = _Notes.modules = True
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
-        _SharedModule.touched = True
+        _Notes.settings = _Notes.modules = True
         super().__delattr__(name)
 
 
 class _Environment(os._Environ[str]):
     """``os.environ``, noting that it was changed; all ways to change it end in these two."""
 
-    touched = False
-
     def __setitem__(self, name: str, value: str) -> None:
-        _Environment.touched = True
+        _Notes.settings = _Notes.environment = True
         super().__setitem__(name, value)
 
     def __delitem__(self, name: str) -> None:
-        _Environment.touched = True
+        _Notes.settings = _Notes.environment = True
         super().__delitem__(name)
 
 
@@ -98,7 +127,7 @@ class Ambient:
     """Remembers the settings at its construction; ``restore`` puts them back."""
 
     __slots__ = (
-        "_cwd", "_digits", "_environment", "_filters", "_handlers", "_named", "_profile",
+        "_cwd", "_digits", "_environment", "_filters", "_functions", "_handlers", "_mask", "_named", "_profile",
         "_recursion_limit", "_saved", "_shared", "_start_modules", "_switch_interval", "_threshold",
         "_trace", "_umask",
     )  # fmt: skip
@@ -115,6 +144,7 @@ class Ambient:
         _umask(self._umask)
         self._environment = dict(_environ_data)
         self._handlers = list(map(_getsignal, _HANDLED_SIGNALS))
+        self._mask = _sigmask(signal.SIG_BLOCK, ()) - {signal.SIGALRM}
         self._filters = list(_warning_filters)
         _modules["builtins"] = USER_BUILTINS
         self._start_modules = dict(_modules)
@@ -124,15 +154,33 @@ class Ambient:
         for module in self._shared:
             module.__class__ = _SharedModule
         _environ.__class__ = _Environment
-        _SharedModule.touched = _Environment.touched = False
+        self._functions = [(owner, name, getattr(owner, name)) for owner, name in NOTED]
+        for owner, name, function in self._functions:
+            setattr(owner, name, _noted(function))
+        os.supports_fd.add(os.chdir)
+        _Notes.settings = _Notes.modules = _Notes.environment = False
 
-    def restore(self) -> None:
-        """Put back what differs. May run ``__eq__`` of what a call left as a handler or filter."""
+    def restore(self) -> bool:
+        """Put back what the last step changed; whether it may have changed anything."""
+        if (
+            _Notes.settings
+            or _get_trace() is not self._trace
+            or _get_profile() is not self._profile
+            or _warning_filters != self._filters
+        ):
+            self.restore_fully()
+            return True
+        return False
+
+    def restore_fully(self) -> None:
+        """Compare everything. May run ``__eq__`` of what a call left as a handler or filter."""
+        _Notes.settings = False
         self._restore_interpreter()
-        if _Environment.touched or _os_names.get("environ") is not _environ:
+        if _Notes.environment or _os_names.get("environ") is not _environ:
             self._restore_environment()
         _umask(self._umask)
         self._restore_folder()
+        _sigmask(signal.SIG_SETMASK, self._mask)
         if list(map(_getsignal, _HANDLED_SIGNALS)) != self._handlers:
             for number, handler in zip(_HANDLED_SIGNALS, self._handlers, strict=True):
                 _setsignal(number, handler)
@@ -145,8 +193,9 @@ class Ambient:
             replaced = True
         if replaced:
             self._restore_module_table()
-        if _SharedModule.touched:
+        if _Notes.modules:
             self._restore_attributes()
+        _Notes.settings = False
 
     def close(self) -> None:
         """Give the modules back (tests; a process simply ends)."""
@@ -154,6 +203,9 @@ class Ambient:
         for module in self._shared:
             module.__class__ = ModuleType
         _environ.__class__ = os._Environ
+        os.supports_fd.discard(os.chdir)
+        for owner, name, function in self._functions:
+            setattr(owner, name, function)
 
     def _restore_interpreter(self) -> None:
         if _get_recursion_limit() != self._recursion_limit:
@@ -181,7 +233,7 @@ class Ambient:
         had_zone = _environ_data.get(b"TZ")
         _environ_data.clear()
         _environ_data.update(self._environment)
-        _Environment.touched = False
+        _Notes.environment = False
         if had_zone != self._environment.get(b"TZ"):
             _tzset()
 
@@ -214,4 +266,4 @@ class Ambient:
             for name, value in saved.items():
                 if name not in names or names[name] is not value:
                     names[name] = value
-        _SharedModule.touched = False
+        _Notes.modules = False

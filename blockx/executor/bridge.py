@@ -105,18 +105,22 @@ class SdkBridge:
         """
         if not isinstance(function_id, str):
             raise TypeError(f"the id of a function is text, not {type(function_id).__name__}")
-        encoded = exact_json.encode(args if isinstance(args, list) else [args])
         context = self.current()
-        payload = CallWaitingPayload(
-            wait_kind=WaitKind.SUBCALL,
-            task_id=context.task_id,
-            attempt_seq=context.attempt_seq,
-            function_id=function_id,
-            args=Raw(encoded),
-            granted_budget_ms=context.budget_left_ms(_monotonic_ns()),
-        )
         context.last_operation = f"sub-call {function_id}"
-        wake = self._ask(context, ExecState.WAITING_SUBCALL, payload)
+        wake = self._ask(
+            context,
+            ExecState.WAITING_SUBCALL,
+            CallWaitingPayload(
+                wait_kind=WaitKind.SUBCALL,
+                task_id=context.task_id,
+                attempt_seq=context.attempt_seq,
+                function_id=function_id,
+                args=Raw(exact_json.encode(args if isinstance(args, list) else [args])),
+                granted_budget_ms=context.budget_left_ms(
+                    _monotonic_ns(), ExecState.WAITING_SUBCALL
+                ),
+            ),
+        )
         if wake.error is not None:
             raise _subcall_failed(context, function_id, wake.error)
         return exact_json.decode(wake.result)
@@ -215,9 +219,10 @@ class SdkBridge:
         if message is not None:
             message.request_id = runtime.next_request_id()
             message.sent_at_ms = now_ns // NS_PER_MS
-            message.payload.budget_left_ms = context.budget_left_ms(now_ns)
+            message.payload.budget_left_ms = context.budget_left_ms(now_ns, state)
             runtime.channel.send(message)
             context.request_id = message.request_id
+            message = None  # what has been sent is not kept while thousands wait
         context.move(state)
         if due_ns is not None:
             runtime.plan_wake(context, due_ns)
@@ -248,14 +253,17 @@ class SdkBridge:
         self, context: ExecContext, state: ExecState, payload: CallWaitingPayload | None
     ) -> Wake:
         """``wait`` for user code: with the alarm kept out, and the user's words for a large request."""
-        message = None
-        if payload is not None:
-            message = CallWaiting(
-                executor_id=self._runtime.executor_id, call_id=context.call_id, payload=payload
-            )
         context.in_user = False
         try:
-            return self.wait(context, state, message)
+            if payload is None:
+                return self.wait(context, state, None)
+            messages = [
+                CallWaiting(
+                    executor_id=self._runtime.executor_id, call_id=context.call_id, payload=payload
+                )
+            ]
+            payload = None
+            return self.wait(context, state, messages.pop())
         except FrameTooLargeError as error:
             raise ValueError(
                 f"{context.last_operation}: the request is too large: {error}"
@@ -272,20 +280,22 @@ class SdkBridge:
         *,
         write: bool,
     ) -> Any:
-        encoded = exact_json.encode(params if isinstance(params, dict) else dict(params))
         context = self.current()
-        payload = CallWaitingPayload(
-            wait_kind=WaitKind.IO,
-            task_id=context.task_id,
-            attempt_seq=context.attempt_seq,
-            backend=backend,
-            operation=operation,
-            params=Raw(encoded),
-            cache_key=cache_key,
-            write=write,
-        )
         context.last_operation = f"{backend} {operation}"
-        wake = self._ask(context, ExecState.WAITING_IO, payload)
+        wake = self._ask(
+            context,
+            ExecState.WAITING_IO,
+            CallWaitingPayload(
+                wait_kind=WaitKind.IO,
+                task_id=context.task_id,
+                attempt_seq=context.attempt_seq,
+                backend=backend,
+                operation=operation,
+                params=Raw(exact_json.encode(params if isinstance(params, dict) else dict(params))),
+                cache_key=cache_key,
+                write=write,
+            ),
+        )
         if wake.error is not None:
             raise _read_failed(context, wake.error)
         if wake.sidecar is not None:
@@ -299,7 +309,8 @@ class SdkBridge:
             now_ns = _monotonic_ns()
             context.check(now_ns)
             # A sleep that outlasts the budget ends with it.
-            due_ns = now_ns + min(asked_ns, context.left_ns(now_ns))
+            left_ns = context.wait_left_ns(now_ns, ExecState.WAITING_SLEEP)
+            due_ns = now_ns + min(asked_ns, left_ns)
             context.last_operation = "sleep"
             try:
                 self.wait(context, ExecState.WAITING_SLEEP, None, due_ns if asked_ns else 0)

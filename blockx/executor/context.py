@@ -1,14 +1,15 @@
 """One attempt of one call as the executor sees it: its state, its budget account, its signals.
 
-Owned by the executor's main thread; no I/O and no clock (times are handed in, nanoseconds of the
-monotonic clock). The only module that writes ``ExecContext.state``. Invariants: at most one pending
-request; ``in_user`` is true only while statements of the user's call (or the encoding and the failure
-report of its outcome) run; a latched signal never goes away, so that an outcome reached by swallowing
-it is refused.
+Owned by the executor's main thread; no I/O; times are handed in, nanoseconds of the monotonic clock (only
+a limit of CPU time asks the thread's own clock). The only module that writes ``ExecContext.state``.
+Invariants: at most one pending request; ``in_user`` is true only while statements of the user's call (or
+the encoding and the failure report of its outcome) run; a latched signal never goes away, so that an
+outcome reached by swallowing it is refused.
 """
 
 import enum
-from typing import TYPE_CHECKING, Final, Protocol
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from msgspec import Raw
 
@@ -19,11 +20,12 @@ from blockx.errors import (
     ErrorKind,
     InvalidTransitionError,
 )
-from blockx.ipc.messages import NULL, ExecuteCall, WireError
+from blockx.ipc.messages import NULL, ExecuteCall, ExecuteCallPayload, WireError
 
 if TYPE_CHECKING:
     from greenlet import greenlet
 
+_thread_time_ns = time.thread_time_ns
 NS_PER_MS: Final = 1_000_000
 NS_PER_US: Final = 1_000
 
@@ -69,6 +71,27 @@ _CANCEL_KINDS: Final = {
 }
 
 
+class PartLimits(NamedTuple):
+    """Limits of the parts of a budget, nanoseconds; NEVER_NS: none."""
+
+    cpu_ns: int
+    io_ns: int
+    subcall_ns: int
+    sleep_ns: int
+
+
+def _part_limits(payload: ExecuteCallPayload) -> PartLimits | None:
+    limits_ms = (
+        payload.cpu_limit_ms,
+        payload.io_limit_ms,
+        payload.subcall_limit_ms,
+        payload.sleep_limit_ms,
+    )
+    if not any(limits_ms):
+        return None
+    return PartLimits(*(ms * NS_PER_MS if ms else NEVER_NS for ms in limits_ms))
+
+
 class Counts(Protocol):
     """Numbers of attempts by state: a list, or a part of the heartbeat row's draft."""
 
@@ -108,8 +131,8 @@ class ExecContext:
 
     __slots__ = (
         "args", "arrived_ns", "attempt_seq", "body_started", "budget_ns", "call_id", "call_seq",
-        "cancel_reason", "counts", "cpu_ns", "deadline_ns", "debug", "digest", "entry", "function_id",
-        "greenlet", "held_ns", "in_user", "io_ns", "last_operation", "output", "parent_call_id", "queued",
+        "cancel_reason", "counts", "cpu_mark_ns", "cpu_ns", "deadline_ns", "debug", "digest", "entry", "function_id",
+        "greenlet", "held_ns", "in_user", "io_ns", "last_operation", "limits", "output", "parent_call_id", "queued",
         "raises", "refused_since_ns", "remote_error", "remote_kind", "request_id", "signal_kind", "sleep_ns",
         "sleep_seq", "stale", "state", "step_started_ns", "subcall_ns", "task_id", "wake",
     )  # fmt: skip
@@ -128,6 +151,7 @@ class ExecContext:
         self.debug = payload.debug
         self.budget_ns = payload.call_budget_ms * NS_PER_MS
         """CPU + IO + sub-calls + sleep. 0: no limit."""
+        self.limits = _part_limits(payload)
         self.deadline_ns = (
             now_ns + payload.call_deadline_ms * NS_PER_MS if payload.call_deadline_ms else 0
         )
@@ -141,30 +165,29 @@ class ExecContext:
         """In a run queue, or about to be switched in."""
         self.stale = False
         """Replaced by a newer attempt: unwinds without a terminal message."""
-        self.in_user = False
+        self.in_user = self.body_started = False
         self.greenlet: greenlet | None = None
         self.request_id = ""
         """The one pending request; empty when none."""
         self.wake: Wake | None = None
         self.sleep_seq = 0
         """Which entry of the sleepers' heap is ours; older ones are void."""
-        self.step_started_ns = 0
-        """When it was switched in; 0 while it is not running."""
+        self.step_started_ns = self.cpu_mark_ns = 0
+        """When it was switched in, 0 while it is not running; with limits of the parts, the thread's CPU
+        clock then."""
         self.held_ns = self.cpu_ns = self.io_ns = self.subcall_ns = self.sleep_ns = 0
         """The account so far: wall time switched in, CPU time of it, and the three kinds of waiting."""
         self.cancel_reason: str | None = None
         self.signal_kind: ErrorKind | None = None
         """Latched at the first signal raised; decides the outcome."""
-        self.raises = 0
-        """How often the alarm has raised in this call; from the second on it was swallowed before."""
-        self.refused_since_ns = 0
-        """Since when the alarm would raise but meets no user source. 0: it does not."""
+        self.raises = self.refused_since_ns = 0
+        """How often the alarm has raised in this call (from the second on it was swallowed before), and
+        since when it would raise but meets no user source; 0: it does not."""
         self.remote_error: BaseException | None = None
         """The last exception that the bridge raised for an answer of main (known by identity)."""
         self.remote_kind = ErrorKind.IO_ERROR
         """What the call ends with if that exception does."""
         self.last_operation = ""
-        self.body_started = False
         self.output: object = None
         """Where ``capture`` collects what the call prints."""
 
@@ -186,11 +209,27 @@ class ExecContext:
     def left_ns(self, now_ns: int) -> int:
         """Time until ``deadline_expired_reason`` has one, if the call runs on; NEVER_NS without limits."""
         left = self.budget_ns - self.used_ns(now_ns) if self.budget_ns else NEVER_NS
+        if self.limits is not None:
+            left = min(left, *(limit - used for _, used, limit in self._parts(self.limits)))
         return min(left, self.deadline_ns - now_ns) if self.deadline_ns else left
 
-    def budget_left_ms(self, now_ns: int) -> float:
-        """For the wire, where 0 means no limit: what is left, at least a microsecond."""
-        left = self.left_ns(now_ns)
+    def wait_left_ns(self, now_ns: int, state: "ExecState") -> int:
+        """How long a wait of that kind may take: what is left of the whole, and of its part."""
+        left = self.budget_ns - self.used_ns(now_ns) if self.budget_ns else NEVER_NS
+        if self.deadline_ns:
+            left = min(left, self.deadline_ns - now_ns)
+        if self.limits is None:
+            return left
+        own_left = {
+            ExecState.WAITING_IO: self.limits.io_ns - self.io_ns,
+            ExecState.WAITING_SUBCALL: self.limits.subcall_ns - self.subcall_ns,
+            ExecState.WAITING_SLEEP: self.limits.sleep_ns - self.sleep_ns,
+        }
+        return min(left, own_left.get(state, NEVER_NS))
+
+    def budget_left_ms(self, now_ns: int, state: "ExecState") -> float:
+        """For the wire, where 0 means no limit: what a wait may take, at least a microsecond."""
+        left = self.wait_left_ns(now_ns, state)
         return 0.0 if left >= NEVER_NS else max(left / NS_PER_MS, 0.001)
 
     def deadline_expired_reason(self, now_ns: int) -> str | None:
@@ -206,11 +245,30 @@ class ExecContext:
                     f"io {self.io_ns // NS_PER_MS}, sub-calls {self.subcall_ns // NS_PER_MS}, "
                     f"sleep {self.sleep_ns // NS_PER_MS}){last}"
                 )
+        if self.limits is not None:
+            for name, used, limit in self._parts(self.limits):
+                if used >= limit:
+                    return (
+                        f"call {self.call_id} of {self.function_id!r} used {used // NS_PER_MS} ms of its "
+                        f"{limit // NS_PER_MS} ms of {name} (dispatcher.call_limits)"
+                    )
         if self.deadline_ns and now_ns >= self.deadline_ns:
             return (
                 f"call {self.call_id} of {self.function_id!r} ran past the end of its task's time"
             )
         return None
+
+    def _parts(self, limits: PartLimits) -> tuple[tuple[str, int, int], ...]:
+        """Name, used and limit of each part."""
+        cpu_ns = self.cpu_ns
+        if self.step_started_ns:
+            cpu_ns += _thread_time_ns() - self.cpu_mark_ns
+        return (
+            ("CPU", cpu_ns, limits.cpu_ns),
+            ("IO", self.io_ns, limits.io_ns),
+            ("sub-calls", self.subcall_ns, limits.subcall_ns),
+            ("sleep", self.sleep_ns, limits.sleep_ns),
+        )
 
     def pending_signal(self, now_ns: int) -> CallSignal | None:
         """The signal that must be raised now, latched; None while the call may go on."""

@@ -10,8 +10,9 @@ Main thread only; a handler runs between two bytecodes of it. The law of the ala
   a library may have been cut in the middle of a change.
 - After ``SWALLOWED_MAX`` raises that user code swallowed it fires again a few microseconds after each
   raise, so that one of them falls outside of the ``try`` that swallows.
-- User code may steal the signal, block it or stop the timer: each switch into a call puts all three
-  back (0.6 us together). One that does so and never returns is left to main's wedge time.
+- User code may steal the signal, block it or stop the timer: before the next call is entered all three
+  are put back (``ambient`` takes a note of it; without one the timer is armed once a turn, since each
+  system call costs 0.5 us). One that does so and never returns is left to main's wedge time.
 
 One long C call runs no handler at all; that too is left to main.
 """
@@ -41,6 +42,7 @@ SWALLOWED_MAX: Final = 3
 STORM_US: Final = (3.0, 40.0)
 """Then the pause before the next one, drawn anew each time. At 30-300 it was seen not to end."""
 
+_PRECISION_NS: Final = 100_000
 _TICK_S: Final = TICK_NS / 1e9
 _OWN_FOLDER: Final = os.path.dirname(__file__) + os.sep
 _PURE_FILES: Final = frozenset({exact_json.__file__, re.__file__})
@@ -55,12 +57,8 @@ _uniform = random.Random().uniform
 _getsignal = _signal.getsignal
 _setsignal = _signal.signal
 _setitimer = _signal.setitimer
-_sigmask = _signal.pthread_sigmask
 _SIGALRM: Final = int(signal.SIGALRM)
 _ITIMER_REAL: Final = int(signal.ITIMER_REAL)
-_SIG_UNBLOCK: Final = int(signal.SIG_UNBLOCK)
-_SIG_SETMASK: Final = int(signal.SIG_SETMASK)
-_JUST_ALARM: Final = (_SIGALRM,)
 _real_sleep = time.sleep
 
 
@@ -82,20 +80,27 @@ class Alarm:
     def __init__(self, host: AlarmHost) -> None:
         self._host = host
         self._handler = self._on_alarm
-        self._mask = _sigmask(_SIG_UNBLOCK, _JUST_ALARM) - set(_JUST_ALARM)
+        self._is_ticking = False
 
     def enter(self, left_ns: int) -> None:
-        """Arm for a call that is switched in now and may run for ``left_ns``; undo what others did."""
+        """Arm for a call that is switched in now and may run for ``left_ns``."""
+        if self._is_ticking and left_ns >= TICK_NS:
+            return
+        self._is_ticking = left_ns >= TICK_NS
         if _getsignal(_SIGALRM) is not self._handler:
             _setsignal(_SIGALRM, self._handler)
-        _sigmask(_SIG_SETMASK, self._mask)
         # Precisely, if the call ends within a tick. 0 would switch the timer off.
         _setitimer(
             _ITIMER_REAL, _TICK_S if left_ns >= TICK_NS else max(left_ns, 1_000) / 1e9, _TICK_S
         )
 
+    def distrust(self) -> None:
+        """Somebody may have stopped the timer or stolen the signal: the next ``enter`` arms anew."""
+        self._is_ticking = False
+
     def disarm(self) -> None:
         """Nothing runs: no ticks, so that waiting for main is not interrupted."""
+        self._is_ticking = False
         _setitimer(_ITIMER_REAL, 0)
 
     def uninstall(self) -> None:
@@ -113,7 +118,8 @@ class Alarm:
         if pending is None:
             left_ns = context.left_ns(now_ns)
             if left_ns < TICK_NS:
-                _setitimer(_ITIMER_REAL, left_ns / 1e9, _TICK_S)
+                # A limit of CPU time may not come nearer while the call blocks: not too often.
+                _setitimer(_ITIMER_REAL, max(left_ns, _PRECISION_NS) / 1e9, _TICK_S)
             return
         if frame is None or not self._may_raise(context, frame, now_ns):
             return

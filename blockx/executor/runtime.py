@@ -86,6 +86,9 @@ any step may be off the CPU for a while, and each send before a call costs 3 us.
 MEMORY_AGE_NS: Final = 10_000_000
 """Age of the memory size that is published with a step, at most; what fills memory faster is itself a long
 step, after which it is measured anew. So "it grew during the step" means that step and no other."""
+LONG_MEMORY_STEPS: Final = 64
+"""After so many sends before steps of a function that all were short, it is no longer known as long: a
+first call that loads a library, or a busy machine, must not cost each later call a send (5 us)."""
 LONG_DIGESTS_MAX: Final = 4_096
 """Functions known as long. Full: the knowledge starts anew, at the cost of a few re-run neighbours."""
 LANES_POOLED_MAX: Final = 256
@@ -101,6 +104,7 @@ _STATE_WORDS: Final = slice(STATE_RUNNABLE, STATE_DONE + 1)
 
 # Bound before user code can replace it.
 _monotonic_ns = time.monotonic_ns
+_thread_time_ns = time.thread_time_ns
 
 
 class ExecutorRuntime:
@@ -156,7 +160,8 @@ class ExecutorRuntime:
         self._lanes: list[greenlet] = []
         self._clean_context = contextvars.Context()
         self._clean_context.run(set_provider, self.bridge)
-        self._long_digests: set[str] = set()
+        self._long_digests: dict[str, int] = {}
+        """Function -> sends before its steps until it is forgotten."""
         self._vitals = Vitals()
         self._call_log = call_log
         self._block_watch = BlockWatch(call_log.blocked) if call_log is not None else None
@@ -338,20 +343,19 @@ class ExecutorRuntime:
         else:
             lane = context.greenlet = self._clean_lane()
         if self.channel.terminal_frames and context.digest in self._long_digests:
-            # If the call has to be killed in C code, finished neighbours must not run again.
-            self.channel.flush()
+            self._flush_before_long(context.digest)
         context.queued = False
         if context.state is not ExecState.RUNNING:
             context.move(ExecState.RUNNING)
         start_ns = _monotonic_ns()
         self.running = context
         row = self._row
-        if row is not None:
-            self._publish_running(row, context, start_ns)
+        self._announce(context, start_ns)
         context.step_started_ns = start_ns
         self._alarm.enter(context.left_ns(start_ns))
         lane.switch(switch_in)
-        self._ambient.restore()  # while the row names the call: it may run code of that call
+        if self._ambient.restore():  # while the row names the call: it may run code of that call
+            self._alarm.distrust()
         self.running = None
         end_ns = _monotonic_ns()
         if context.state is ExecState.DONE:
@@ -409,6 +413,8 @@ class ExecutorRuntime:
             self.send_heartbeat(now_ns)
         if self._tasks.release_due(now_ns) and not self._contexts:
             gc.collect()  # what user modules leave is mostly cycles; nobody waits just now
+        self._ambient.restore_fully()
+        self._alarm.distrust()
         self._abi_caches.trim_if_due(now_ns)
         if self._garbage.is_due(self.memory_bytes, now_ns):
             self._tasks.release_all()
@@ -437,10 +443,17 @@ class ExecutorRuntime:
         else:
             self._queue.push(context)
 
+    def _flush_before_long(self, digest: str) -> None:
+        """If the call has to be killed in C code, finished neighbours must not run again."""
+        self.channel.flush()
+        left = self._long_digests[digest] = self._long_digests[digest] - 1
+        if not left:
+            del self._long_digests[digest]
+
     def _after_long_step(self, context: ExecContext, start_ns: int, end_ns: int) -> None:
         if len(self._long_digests) >= LONG_DIGESTS_MAX:
             self._long_digests.clear()
-        self._long_digests.add(context.digest)
+        self._long_digests[context.digest] = LONG_MEMORY_STEPS
         self._memory_due_ns = 0
         if self._block_watch is not None and end_ns - start_ns >= BLOCKED_NS:
             self._block_watch.step_ended(
@@ -569,8 +582,13 @@ class ExecutorRuntime:
         draft[FINISHED_CALLS] = counters["finished"]
         row.write_scheduler()
 
-    def _publish_running(self, row: HeartbeatRow, context: ExecContext, now_ns: int) -> None:
+    def _announce(self, context: ExecContext, now_ns: int) -> None:
         """Write who is entered now: what blame relies on. Counters follow at the end of the turn."""
+        if context.limits is not None:
+            context.cpu_mark_ns = _thread_time_ns()
+        row = self._row
+        if row is None:
+            return
         if now_ns >= self._memory_due_ns:
             self._memory_due_ns = now_ns + MEMORY_AGE_NS
             self.memory_bytes = resident_bytes() or self.memory_bytes

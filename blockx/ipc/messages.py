@@ -53,6 +53,11 @@ class ExecuteCallPayload(_Payload, kw_only=True):
     """CPU + IO + sub-calls + sleep of this attempt. 0: no limit."""
     call_deadline_ms: int = 0
     """Wall time left to the task, from the arrival of this frame. 0: none."""
+    cpu_limit_ms: int = 0
+    """CPU time of this attempt alone; 0: no limit of its own. The next three likewise."""
+    io_limit_ms: int = 0
+    subcall_limit_ms: int = 0
+    sleep_limit_ms: int = 0
     debug: bool = False
     """Return the call's stdout and stderr whole in ``outputTail``."""
 

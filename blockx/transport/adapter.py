@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from blockx.config import CallLimitsConfig
 from blockx.dispatcher.commands import AbortAttempt, BindCall, ResumeParent, StartAttempt
 from blockx.dispatcher.events import (
     AttemptCompleted,
@@ -68,6 +69,7 @@ GONE_MS_MAX = 300
 afterwards has only closed its connection, and is killed."""
 CONNECTIONS_MAX_A_SLOT = 4
 """Connections of one slot that are not attached; more are refused."""
+NO_CALL_LIMITS = CallLimitsConfig()
 _UCRED = struct.Struct("3i")
 
 TerminalEvent = AttemptCompleted | AttemptFailed
@@ -213,6 +215,7 @@ class ExecutorAdapter:
         check_pid: bool,
         now_ms: Callable[[], int],
         outbox_frames_max: int = OUTBOX_FRAMES_MAX,
+        call_limits: CallLimitsConfig = NO_CALL_LIMITS,
     ) -> None:
         """``check_pid``: only processes that the spawner reported may attach (``worker.attach: pool``)."""
         self._outbox_frames_max = outbox_frames_max
@@ -221,6 +224,7 @@ class ExecutorAdapter:
         self._table = table
         self._inflight_max = executor_max_inflight
         self._check_pid = check_pid
+        self._call_limits = call_limits
         self._now_ms = now_ms
         self._slots: dict[str, _Slot] = {}
         self._dirty: dict[str, AttachedExecutor] = {}
@@ -550,6 +554,10 @@ class ExecutorAdapter:
                 call_seq=command.call_seq,
                 parent_call_id=command.parent_call_id,
                 call_budget_ms=command.budget_ms,
+                cpu_limit_ms=self._call_limits.cpu_ms,
+                io_limit_ms=self._call_limits.io_ms,
+                subcall_limit_ms=self._call_limits.subcall_ms,
+                sleep_limit_ms=self._call_limits.sleep_ms,
                 call_deadline_ms=max(1, command.deadline_ms - now_ms) if command.deadline_ms else 0,
             ),
         )

@@ -133,3 +133,4 @@ def product(tmp_path_factory):
             process.send_signal(signal.SIGKILL)
             process.communicate()
     product.until(lambda: not descendants(), "all processes gone")
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0)  # other tests of this process count on it

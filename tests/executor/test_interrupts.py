@@ -13,6 +13,7 @@ import pytest
 from blockx.errors import ErrorKind
 from blockx.executor import interrupts
 from blockx.ipc import exact_json
+from blockx.ipc.messages import CallFailed, CallWaiting
 
 DEADLINE = ErrorKind.DEADLINE_EXCEEDED
 SLOW_IMPORT = """
@@ -309,3 +310,42 @@ def test_an_executor_imports_nothing_that_only_main_needs():
         [sys.executable, "-c", probe], capture_output=True, text=True, check=True, cwd=os.getcwd()
     )
     assert answer.stdout.strip() == "[]"
+
+
+PART_LIMITS = {
+    "cpuLimitMs": ("def _():\n    while True: pass", "40 ms of CPU"),
+    "sleepLimitMs": ("import time\ndef _():\n    time.sleep(0.02)\n    time.sleep(60)", "40 ms of sleep"),
+    "ioLimitMs": ("from blockx_sdk import rpc\ndef _():\n    rpc.call('x', [])", "40 ms of IO"),
+    "subcallLimitMs": (
+        "from blockx import function\ndef _():\n    function.call('f', 1)",
+        "40 ms of sub-calls",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PART_LIMITS)
+def test_a_part_of_the_budget_may_have_a_limit_of_its_own(bench, name):
+    source, text = PART_LIMITS[name]
+    bench.start(source, callBudgetMs=60_000, **{name: 40})
+    sent = bench.run_to_end() if name in ("cpuLimitMs", "sleepLimitMs") else bench.run()
+    if isinstance(sent[0], CallWaiting):
+        assert 0 < sent[0].payload.budget_left_ms <= 40
+        interrupts._real_sleep(0.05)
+        cost = {"ioUs": 45_000} if name == "ioLimitMs" else {"budgetUsedMs": 45.0}
+        bench.resume(sent[0], 1, **cost)
+        sent = bench.run()
+    [message] = sent
+    assert isinstance(message, CallFailed)
+    assert message.payload.error_kind == "deadline_exceeded"
+    assert f"{text} (dispatcher.call_limits)" in message.payload.error_message
+
+
+def test_a_limit_of_one_part_does_not_stop_the_others(bench):
+    source = "import time\ndef _():\n    time.sleep(0.05)\n    return 1"
+    limits = {"cpuLimitMs": 40, "ioLimitMs": 1, "subcallLimitMs": 1}
+    assert bench.output(source, callBudgetMs=60_000, **limits) == 1
+
+
+def test_a_blocked_call_does_not_use_up_its_cpu(bench):
+    source = "import threading\ndef _():\n    threading.Event().wait(0.08)\n    return 1"
+    assert bench.output(source, cpuLimitMs=40) == 1

@@ -72,3 +72,25 @@ def test_the_threshold_comes_from_the_environment():
     assert abi_cache_entries({"BLOCKX_EXECUTOR_ABI_CACHE_TRIM_THRESHOLD": "7"}) == 7
     with pytest.raises(UsageError, match="'-1': must be a count of entries"):
         abi_cache_entries({"BLOCKX_EXECUTOR_ABI_CACHE_TRIM_THRESHOLD": "-1"})
+
+
+@pytest.mark.slow
+def test_memory_stays_level_over_many_calls_that_print_fail_and_succeed(bench):
+    source = """
+def _(n):
+    print(n)
+    if n % 10 == 0:
+        raise ValueError({"n": n})
+    return {"n": n, "big": list(range(200))}
+"""
+
+    def run(calls):
+        for first in range(0, calls, 100):
+            for number in range(first, first + 100):
+                bench.start(source, [number])
+            bench.run()
+
+    run(2_000)
+    before = resident_bytes()
+    run(20_000)
+    assert resident_bytes() - before < 3 << 20

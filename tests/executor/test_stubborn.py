@@ -112,3 +112,35 @@ def answer(main: FakeMain, waiting: CallWaiting) -> Any:
     assert message.payload.io_us == 3_000
     assert message.payload.budget_used_ms < 500, "waiting beside the others is queueing"
     return exact_json.decode(message.payload.output)
+
+
+FIRST_IMPORTS = {
+    "numpy": "import numpy\nimport numpy.linalg\ndef _():\n    return int(numpy.linalg.det(numpy.eye(3)))",
+    "sqlite": (
+        "import sqlite3, ssl, lzma, ctypes.util\ndef _():\n"
+        "    return sqlite3.connect(':memory:').execute('select 1').fetchone()[0]"
+    ),
+    "protobuf": (
+        "def _():\n    import email.message, http.client, xml.etree.ElementTree, concurrent.futures\n"
+        "    from google.protobuf import struct_pb2\n    struct_pb2.Struct().update({'a': 1})\n    return 1"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIRST_IMPORTS)
+def test_first_imports_that_run_out_of_budget_leave_no_broken_module(main, tmp_path, name):
+    """Cut at many moments, each in a fresh process; the next call of the same process imports again."""
+    outcomes = []
+    for budget_ms in (1, 2, 4, 7, 11, 16, 23, 33, 47, 68, 97, 140):
+        executor = Forked(tmp_path / "s")
+        try:
+            main.decoder, main.received = type(main.decoder)(), []
+            main.accept()
+            outcomes.append(main.run(FIRST_IMPORTS[name], callBudgetMs=budget_ms))
+            assert main.run(FIRST_IMPORTS[name], callBudgetMs=20_000) == 1
+            assert executor.row().attached == 1
+        finally:
+            main.socket.close()
+            executor.close()
+    assert set(outcomes) <= {"deadline_exceeded", 1}
+    assert outcomes[0] == "deadline_exceeded"
