@@ -89,10 +89,16 @@ class SdkBridge:
         return self._io(backend, operation, params, "", write=True)
 
     def capability_req(
-        self, backend: str, operation: str, params: Mapping[str, Any], *, cache_key: str = ""
+        self,
+        backend: str,
+        operation: str,
+        params: Mapping[str, Any],
+        *,
+        cache_key: str = "",
+        sidecar: bytes | None = None,
     ) -> Any:
-        """Ask a capability backend. Raises like ``read_req``."""
-        return self._io(backend, operation, params, cache_key, write=False)
+        """Ask a capability backend; ``sidecar``: raw bytes beside the parameters. Raises like ``read_req``."""
+        return self._io(backend, operation, params, cache_key, write=False, sidecar=sidecar)
 
     def subcall(self, function_id: str, args: Any) -> Any:
         """Call another function of the task; ``args`` is the list of its positional arguments.
@@ -197,6 +203,7 @@ class SdkBridge:
         state: ExecState,
         message: CallWaiting | None,
         due_ns: int | None = None,
+        sidecar: bytes | None = None,
     ) -> Wake:
         """Send one request (None: nothing) and park until it is answered, or until ``due_ns``.
 
@@ -214,7 +221,7 @@ class SdkBridge:
             message.request_id = runtime.next_request_id()
             message.sent_at_ms = now_ns // NS_PER_MS
             message.payload.budget_left_ms = context.budget_left_ms(now_ns)
-            runtime.channel.send(message)
+            runtime.channel.send(message, sidecar)
             context.request_id = message.request_id
         context.move(state)
         if due_ns is not None:
@@ -235,7 +242,11 @@ class SdkBridge:
         return wake
 
     def _ask(
-        self, context: ExecContext, state: ExecState, payload: CallWaitingPayload | None
+        self,
+        context: ExecContext,
+        state: ExecState,
+        payload: CallWaitingPayload | None,
+        sidecar: bytes | None = None,
     ) -> Wake:
         """``wait`` for user code: with the alarm kept out, and the user's words for a large request."""
         message = None
@@ -245,7 +256,7 @@ class SdkBridge:
             )
         context.in_user = False
         try:
-            return self.wait(context, state, message)
+            return self.wait(context, state, message, sidecar=sidecar)
         except FrameTooLargeError as error:
             raise ValueError(
                 f"{context.last_operation}: the request is too large: {error}"
@@ -261,6 +272,7 @@ class SdkBridge:
         cache_key: str,
         *,
         write: bool,
+        sidecar: bytes | None = None,
     ) -> Any:
         encoded = exact_json.encode(params if isinstance(params, dict) else dict(params))
         context = self.current()
@@ -275,7 +287,7 @@ class SdkBridge:
             write=write,
         )
         context.last_operation = f"{backend} {operation}"
-        wake = self._ask(context, ExecState.WAITING_IO, payload)
+        wake = self._ask(context, ExecState.WAITING_IO, payload, sidecar)
         if wake.error is not None:
             raise _read_failed(context, wake.error)
         if wake.sidecar is not None:
