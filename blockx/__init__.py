@@ -14,4 +14,16 @@ Layers; arrows go down only (enforced by ``tests/test_architecture.py``):
 Start with ``README.md``: "The walk of one call".
 """
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from blockx.sdk.capability import Capability
+
 __version__ = "0.1.0"
+
+
+def capability(name: str) -> "Capability":
+    """A service of the configuration's ``backends.capabilities``, for user code."""
+    from blockx.sdk.capability import Capability  # late: importing blockx must cost nothing
+
+    return Capability(name)

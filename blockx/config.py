@@ -226,6 +226,15 @@ class HttpBackendConfig(_Section, frozen=True, kw_only=True):
     """Bytes of one answer. More: the request fails."""
 
 
+class CapabilityConfig(_Section, frozen=True, kw_only=True):
+    """A service that functions reach as ``blockx.capability(name)``."""
+
+    kind: str
+    """``grpc``, or the name of an entry point of the group ``blockx.backends``."""
+    options: dict[str, Any] = {}
+    """Its own settings; for grpc: target (host:port), tls (false), timeout_ms (10000)."""
+
+
 class BackendsConfig(_Section, frozen=True, kw_only=True):
     """What a waiting call can read."""
 
@@ -234,6 +243,8 @@ class BackendsConfig(_Section, frozen=True, kw_only=True):
     read_cache: ReadCacheConfig = ReadCacheConfig()
     blockdb: BlockdbConfig = BlockdbConfig()
     http: HttpBackendConfig = HttpBackendConfig()
+    capabilities: dict[str, CapabilityConfig] = {}
+    """Name -> the service behind it."""
 
 
 class JobConfig(_Section, frozen=True, kw_only=True):
@@ -445,6 +456,10 @@ def describe(loaded: LoadedConfig, environ: Mapping[str, str]) -> str:
     for chain in tree["backends"]["rpc"].values():
         chain["urls"] = [redact_url(url) for url in chain["urls"]]
         chain["per_url"] = {redact_url(url): own for url, own in chain["per_url"].items()}
+    for service in tree["backends"]["capabilities"].values():
+        service["options"] = dict.fromkeys(
+            service["options"], "***"
+        )  # there may be keys among them
     for job in tree["jobs"]:
         if isinstance(job["calls"], list):
             job["calls"] = f"({len(job['calls'])} calls in the file itself)"

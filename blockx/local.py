@@ -85,10 +85,16 @@ class LocalProvider:
         return self._ask(backend, operation, params, "", write=True)
 
     def capability_req(
-        self, backend: str, operation: str, params: Mapping[str, Any], *, cache_key: str = ""
+        self,
+        backend: str,
+        operation: str,
+        params: Mapping[str, Any],
+        *,
+        cache_key: str = "",
+        sidecar: bytes | None = None,
     ) -> Any:
         """Ask a capability backend and wait. Raises ReadError."""
-        return self._ask(backend, operation, params, cache_key, write=False)
+        return self._ask(backend, operation, params, cache_key, write=False, sidecar=sidecar)
 
     def sleep(self, seconds: float) -> None:
         """Block this thread."""
@@ -150,6 +156,7 @@ class LocalProvider:
         cache_key: str,
         *,
         write: bool,
+        sidecar: bytes | None = None,
     ) -> Any:
         request_id = f"local-{next(self._request_seq)}"
         request = IoRequest(
@@ -161,7 +168,7 @@ class LocalProvider:
             backend=backend,
             operation=operation,
             params=exact_json.encode(dict(params)),
-            sidecar=None,
+            sidecar=sidecar,
             write=write,
             cache_key=cache_key,
             budget_left_ms=0,

@@ -34,7 +34,7 @@ KEY_LINE = re.compile(r"^ *(?:- )?([a-z_]+): *(.*)$")
 def complete_text() -> str:
     """The file with its switched-off keys switched on."""
     shown = re.sub(r'(?m)^( *)# ( *(?:[a-z_]+|"[^"]+"):.*)$', r"\1\2", TEXT)
-    return re.sub(r"(?m)^( *)(rpc|tables|per_url): \{\}", r"\1\2:", shown)
+    return re.sub(r"(?m)^( *)(rpc|tables|per_url|capabilities): \{\}", r"\1\2:", shown)
 
 
 @pytest.fixture(scope="module")

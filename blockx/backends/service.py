@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from blockx.backends.blockdb import MixedTables
+from blockx.backends.capabilities import make_capability
 from blockx.backends.http_backend import HttpBackend
 from blockx.backends.memory import MemoryTables
 from blockx.backends.read_cache import ReadCache
@@ -235,6 +236,8 @@ def build_backends(loaded: LoadedConfig) -> dict[str, Backend]:
         backends["blockdb"] = store
     if config.http.hosts:
         backends["http"] = HttpBackend(config.http, loaded.config.run.io_wait_max_ms)
+    for name, service in config.capabilities.items():
+        backends[name] = make_capability(name, service, loaded)
     return backends
 
 

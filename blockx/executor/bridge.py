@@ -91,10 +91,16 @@ class SdkBridge:
         return self._io(backend, operation, params, "", write=True)
 
     def capability_req(
-        self, backend: str, operation: str, params: Mapping[str, Any], *, cache_key: str = ""
+        self,
+        backend: str,
+        operation: str,
+        params: Mapping[str, Any],
+        *,
+        cache_key: str = "",
+        sidecar: bytes | None = None,
     ) -> Any:
-        """Ask a capability backend. Raises like ``read_req``."""
-        return self._io(backend, operation, params, cache_key, write=False)
+        """Ask a capability backend; ``sidecar``: raw bytes beside the parameters. Raises like ``read_req``."""
+        return self._io(backend, operation, params, cache_key, write=False, sidecar=sidecar)
 
     def subcall(self, function_id: str, args: Any) -> Any:
         """Call another function of the task; ``args`` is the list of its positional arguments.
@@ -203,6 +209,7 @@ class SdkBridge:
         state: ExecState,
         message: CallWaiting | None,
         due_ns: int | None = None,
+        sidecar: bytes | None = None,
     ) -> Wake:
         """Send one request (None: nothing) and park until it is answered, or until ``due_ns``.
 
@@ -220,7 +227,7 @@ class SdkBridge:
             message.request_id = runtime.next_request_id()
             message.sent_at_ms = now_ns // NS_PER_MS
             message.payload.budget_left_ms = context.budget_left_ms(now_ns, state)
-            runtime.channel.send(message)
+            runtime.channel.send(message, sidecar)
             context.request_id = message.request_id
             message = None  # what has been sent is not kept while thousands wait
         context.move(state)
@@ -250,7 +257,11 @@ class SdkBridge:
         return wake
 
     def _ask(
-        self, context: ExecContext, state: ExecState, payload: CallWaitingPayload | None
+        self,
+        context: ExecContext,
+        state: ExecState,
+        payload: CallWaitingPayload | None,
+        sidecar: bytes | None = None,
     ) -> Wake:
         """``wait`` for user code: with the alarm kept out, and the user's words for a large request."""
         context.in_user = False
@@ -263,7 +274,7 @@ class SdkBridge:
                 )
             ]
             payload = None
-            return self.wait(context, state, messages.pop())
+            return self.wait(context, state, messages.pop(), sidecar=sidecar)
         except FrameTooLargeError as error:
             raise ValueError(
                 f"{context.last_operation}: the request is too large: {error}"
@@ -279,6 +290,7 @@ class SdkBridge:
         cache_key: str,
         *,
         write: bool,
+        sidecar: bytes | None = None,
     ) -> Any:
         context = self.current()
         context.last_operation = f"{backend} {operation}"
@@ -295,6 +307,7 @@ class SdkBridge:
                 cache_key=cache_key,
                 write=write,
             ),
+            sidecar,
         )
         if wake.error is not None:
             raise _read_failed(context, wake.error)

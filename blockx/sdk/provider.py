@@ -29,9 +29,18 @@ class Provider(Protocol):
         """Write through a backend; returns when it is durable. Raises ReadError."""
 
     def capability_req(
-        self, backend: str, operation: str, params: Mapping[str, Any], *, cache_key: str = ""
+        self,
+        backend: str,
+        operation: str,
+        params: Mapping[str, Any],
+        *,
+        cache_key: str = "",
+        sidecar: bytes | None = None,
     ) -> Any:
-        """Ask a capability backend; suspends the call. Raises ReadError."""
+        """Ask a capability backend; suspends the call. ``sidecar``: raw bytes beside the parameters.
+
+        An answer of raw bytes is bytes. Raises ReadError.
+        """
 
     def subcall(self, function_id: str, args: Any) -> Any:
         """Call another function with positional ``args`` (a list). Raises SubcallFailedError."""

@@ -8,6 +8,9 @@ read as they are named.
 from typing import Any, Final
 
 from web3 import Web3  # type: ignore[import-not-found, unused-ignore]
+from web3.exceptions import (  # type: ignore[import-not-found, unused-ignore]
+    ContractLogicError,
+)
 from web3.providers.base import (  # type: ignore[import-not-found, unused-ignore]
     BaseProvider,
 )
@@ -43,15 +46,12 @@ class BlockxProvider(BaseProvider):  # type: ignore[misc, unused-ignore]
         self._block = block
 
     def make_request(self, method: Any, params: Any) -> Any:
-        """One request, answered in JSON-RPC's form. Raises ReadError, but for a revert."""
-        listed = list(params)
+        """One request, answered in JSON-RPC's form. Raises ReadError; for a revert web3's own exception."""
         try:
-            result = self._result(str(method), listed)
+            result = self._result(str(method), list(params))
         except RevertedError as error:
-            # In the form that web3 turns into its own ContractLogicError.
             text = f"execution reverted: {error.reason}" if error.reason else "execution reverted"
-            reverted = {"code": 3, "message": text, "data": f"0x{error.data.hex()}"}
-            return {"jsonrpc": "2.0", "id": 1, "error": reverted}
+            raise ContractLogicError(text, data=f"0x{error.data.hex()}") from error
         return {"jsonrpc": "2.0", "id": 1, "result": result}
 
     def is_connected(self, show_traceback: bool = False) -> bool:
