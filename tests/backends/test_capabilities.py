@@ -1,6 +1,7 @@
 """Capabilities: a real gRPC server behind stubs of the generated form, and backends from entry points."""
 
 import http.server
+import re
 import subprocess
 import sys
 import threading
@@ -346,7 +347,8 @@ def test_a_teams_own_service_works_inside_executors(server: Server, tmp_path: Pa
 
 def test_the_example_of_the_contributing_guide_works(tmp_path: Path) -> None:
     guide = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
-    source = guide.partition("```python\n")[2].partition("```")[0]
+    blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    (source,) = [block for block in blocks if "def make(" in block]
     names: dict[str, Any] = {}
     exec(compile(source, "CONTRIBUTING.md", "exec"), names)
     peer = PriceServer()
