@@ -45,6 +45,10 @@ user code                                             backend operation and its 
 ``get_provider()``                                    -       the seam itself
 ``blockx.function``
 ``call(function_id, *args)``                          -       sub-call
+``blockx.http``
+``get(url, ...)``, ``post(url, ...)``                 http    hosts of ``backends.http.hosts``
+``blockx.capability(name)``
+``.ask(operation, params)``, ``.channel()``           NAME    of ``backends.capabilities``; gRPC or other
 ===================================================== ======= ======================================
 
 Every ``rpc`` request has the parameters {params, chain?, block?}. ``chain``: a name of
