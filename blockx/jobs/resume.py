@@ -13,6 +13,7 @@ as they are now and the flags. The law:
 """
 
 import shlex
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -105,7 +106,15 @@ def make_plan(situation: Situation) -> Plan:
 def command_with(situation: Situation, flag: str) -> str:
     """What to type for this job with another flag."""
     file, name = shlex.quote(situation.loaded.file.name), shlex.quote(situation.job.name)
-    return f"blockx --config {file} --job {name} {flag}"
+    return f"{_program()} --config {file} --job {name} {flag}"
+
+
+def _program() -> str:
+    """How blockx was started, so that what we advise can be typed: the launcher, the module or the command."""
+    started = Path(sys.argv[0]).name
+    return {"blockx.py": "python blockx.py", "__main__.py": "python -m blockx"}.get(
+        started, "blockx"
+    )
 
 
 def ended_how(past: Past) -> str:

@@ -53,7 +53,10 @@ def test_a_run_that_was_ended_is_resumed_by_the_same_command(product, number, co
     assert not (product.folder / "results.jsonl").exists()
     again = product.run()
     assert (again.code, again.outputs()) == (0, [{"n": n} for n in range(400)])
-    assert f"({why}); to begin anew: blockx --config config.yaml --job case --fresh" in again.text
+    assert (
+        f"({why}); to begin anew: python blockx.py --config config.yaml --job case --fresh"
+        in again.text
+    )
     assert again.job()["resumed"] >= 90 if number != signal.SIGKILL else again.job()["resumed"] > 0
     # What ran when it was killed, and what had ended within the last 20 ms, runs again; no more.
     assert ran(product) - 400 <= 100

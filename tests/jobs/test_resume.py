@@ -7,6 +7,7 @@ import pytest
 from blockx.dispatcher.commands import EmitResult, FinishTask, ReturnCredit
 from blockx.dispatcher.model import CallCounts, CallError, TaskEnd
 from blockx.errors import ErrorKind, UsageError
+from blockx.jobs import resume
 from blockx.jobs.choice import Choice, Where
 from blockx.jobs.run import check_jobs
 
@@ -482,3 +483,18 @@ def test_a_call_that_fails_while_the_job_is_being_stopped_runs_again(script):
     script.run(stop_after=2)
     code, _ = script.run()
     assert (code, script.statuses()) == (0, "......")
+
+
+@pytest.mark.parametrize(
+    ("started", "typed"),
+    [
+        ("/somewhere/blockx.py", "python blockx.py"),
+        ("/site-packages/blockx/__main__.py", "python -m blockx"),
+        ("/usr/bin/blockx", "blockx"),
+    ],
+)
+def test_what_to_type_begins_as_the_run_was_started(
+    monkeypatch: pytest.MonkeyPatch, started: str, typed: str
+) -> None:
+    monkeypatch.setattr("sys.argv", [started])
+    assert resume._program() == typed
