@@ -111,10 +111,10 @@ def command_with(situation: Situation, flag: str) -> str:
 
 def _program() -> str:
     """How blockx was started, so that what we advise can be typed: the launcher, the module or the command."""
-    started = Path(sys.argv[0]).name
-    return {"blockx.py": "python blockx.py", "__main__.py": "python -m blockx"}.get(
-        started, "blockx"
-    )
+    started = Path(sys.argv[0])
+    if started.name == "blockx.py":
+        return "python blockx.py"
+    return "python -m blockx" if started.parts[-2:] == ("blockx", "__main__.py") else "blockx"
 
 
 def ended_how(past: Past) -> str:
