@@ -67,6 +67,7 @@ from blockx.supervisor.spawner import (
 )
 from blockx.transport.adapter import ExecutorAdapter
 from blockx.transport.socket_folder import SocketFolder
+from blockx.transport.tracing import TraceSource
 
 SWITCH_INTERVAL_S = 0.0005
 """A post to a waiting thread beside a computing one: 5.2 ms with the default, 0.6 ms with this."""
@@ -210,6 +211,7 @@ class Engine:
         self._pool: ExecutorPool | None = None
         self._orchestrator: Orchestrator | None = None
         self._actor: _Worker | None = None
+        self._traces: TraceSource | None = None
 
     # ---- main thread ---------------------------------------------------------------------------
 
@@ -217,11 +219,12 @@ class Engine:
         """Start everything; executors attach while the first calls are being read.
 
         Raises:
-            UsageError: the folder of the sockets, or a backend, cannot be had.
+            UsageError: the folder of the sockets, or a backend, cannot be had; a wrong sampling ratio.
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         gc.set_threshold(*GC_THRESHOLDS)
         config = self._loaded.config
+        self._traces = TraceSource.from_environment(os.environ)
         launches, folder = self._launches()
         table_fd = create_table_fd(len(launches))
         table = HeartbeatTable(table_fd, len(launches))
@@ -284,6 +287,7 @@ class Engine:
             now_ms=monotonic_ms,
             call_limits=config.dispatcher.call_limits,
         )
+        adapter.traces = self._traces
         stall_ms = stall_timeout_ms(config.dispatcher)
         core = DispatcherCore(
             config.dispatcher,

@@ -132,6 +132,10 @@ class AttemptRunner:
                 )
                 report = FailureReport(text, "", {})
                 self._send_failure(context, ErrorKind.OUTPUT_TOO_LARGE, report)
+            elif context.span is not None:
+                self._end_span(context, "completed", "", now_ns)
+        elif context.span is not None:
+            self._end_span(context, "replaced", "", now_ns)
         self._discard(context)
 
     def _send_completed(self, call_id: str, payload: CallCompletedPayload, now_ns: int) -> bool:
@@ -181,7 +185,15 @@ class AttemptRunner:
     def _end(self, context: ExecContext, kind: ErrorKind, report: FailureReport) -> None:
         if not context.stale:
             self._send_failure(context, kind, report)
+        elif context.span is not None:
+            self._end_span(context, "replaced", "", _monotonic_ns())
         self._discard(context)
+
+    def _end_span(self, context: ExecContext, outcome: str, message: str, now_ns: int) -> None:
+        """For a traced attempt, after its terminal message."""
+        tracer, span = self._runtime.tracer, context.span
+        if tracer is not None and span is not None:  # a forked child has a span and no tracer
+            tracer.end(span, context, outcome, message, now_ns)
 
     def _send_failure(self, context: ExecContext, kind: ErrorKind, report: FailureReport) -> None:
         now_ns = _monotonic_ns()
@@ -194,6 +206,8 @@ class AttemptRunner:
         )
         _write_costs(payload, context, now_ns)
         self._send_failed(context.call_id, payload, kind, now_ns)
+        if context.span is not None:
+            self._end_span(context, kind.value, report.message, now_ns)
 
     def _send_failed(
         self, call_id: str, payload: CallFailedPayload, kind: ErrorKind, now_ns: int

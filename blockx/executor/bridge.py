@@ -227,6 +227,9 @@ class SdkBridge:
             message.request_id = runtime.next_request_id()
             message.sent_at_ms = now_ns // NS_PER_MS
             message.payload.budget_left_ms = context.budget_left_ms(now_ns, state)
+            if context.span is not None:
+                message.trace = context.span.traceparent()
+                context.span.event("send CallWaiting", message.request_id, now_ns)
             runtime.channel.send(message, sidecar)
             context.request_id = message.request_id
             message = None  # what has been sent is not kept while thousands wait

@@ -25,6 +25,8 @@ from blockx.ipc.messages import NULL, ExecuteCall, ExecuteCallPayload, WireError
 if TYPE_CHECKING:
     from greenlet import greenlet
 
+    from blockx.executor.tracing import SpanDraft
+
 _thread_time_ns = time.thread_time_ns
 NS_PER_MS: Final = 1_000_000
 NS_PER_US: Final = 1_000
@@ -134,7 +136,7 @@ class ExecContext:
         "cancel_reason", "counts", "cpu_mark_ns", "cpu_ns", "deadline_ns", "debug", "digest", "entry", "function_id",
         "greenlet", "held_ns", "in_user", "io_ns", "last_operation", "limits", "output", "parent_call_id", "queued",
         "raises", "refused_since_ns", "remote_error", "remote_kind", "request_id", "signal_kind", "sleep_ns",
-        "sleep_seq", "stale", "state", "step_started_ns", "subcall_ns", "task_id", "wake",
+        "sleep_seq", "span", "stale", "state", "step_started_ns", "subcall_ns", "task_id", "wake",
     )  # fmt: skip
 
     def __init__(self, message: ExecuteCall, counts: Counts, now_ns: int) -> None:
@@ -190,6 +192,8 @@ class ExecContext:
         self.last_operation = ""
         self.output: object = None
         """Where ``capture`` collects what the call prints."""
+        self.span: SpanDraft | None = None
+        """Notes for its span; None: it is not traced."""
 
     def move(self, to: ExecState) -> None:
         """Change the state and the counts by state. Raises InvalidTransitionError, changing nothing."""

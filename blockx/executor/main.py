@@ -1,10 +1,10 @@
 """An executor process from its start to its end; ``run`` is the entry of a forkserver child.
 
-Main thread: everything that touches calls, greenlets and the socket. One helper thread, only with a
-heartbeat row: it writes the beat block and nothing else. Order of the start: leave the parent's world
-(session, signals, descriptors), map the row and forget its descriptor, connect, attach; user code
-comes after all of that. It ends by itself when the connection does, always by ``os._exit``: threads and
-exit handlers that calls left behind must not keep it alive.
+Main thread: everything that touches calls, greenlets and the socket. Helper threads: with a heartbeat row
+one that writes the beat block and nothing else, with tracing one that exports spans. Order of the start:
+leave the parent's world (session, signals, descriptors), map the row and forget its descriptor, connect,
+load what tracing needs, attach; user code comes after all of that. It ends by itself when the connection
+does, always by ``os._exit``: threads and exit handlers that calls left behind must not keep it alive.
 
 Exit codes: 0 the connection ended, SIGTERM, or it was retired; 1 main broke the protocol or could not be
 reached; 3 our bug (the story is in the log).
@@ -31,6 +31,7 @@ from blockx.executor.log import Log
 from blockx.executor.memory import abi_cache_entries
 from blockx.executor.runtime import ExecutorRuntime
 from blockx.executor.session import UdsSession
+from blockx.executor.tracing import Settings, start_tracer
 from blockx.executor.vitals import Vitals
 from blockx.ipc.heartbeat import HeartbeatRow
 from blockx.ipc.launch import ExecutorLaunch
@@ -65,10 +66,11 @@ def run(launch: ExecutorLaunch, heartbeat: object | None) -> NoReturn:
     code = _EXIT_BUG
     log = Log(2, launch.executor_id, os.environ)
     try:
+        tracing = Settings.from_environment(os.environ)  # its path counts from the folder left now
         _leave_parent(launch.executor_id)
         row = None if heartbeat is None else _map_row(heartbeat, launch.slot_index)
         log = Log(capture.silence_descriptors(), launch.executor_id, os.environ)
-        code = _serve(launch, row, log)
+        code = _serve(launch, row, log, tracing)
     except (OSError, PeerProtocolError, UsageError) as error:
         code = _EXIT_PEER
         log.error("executor ends", reason=f"{type(error).__name__}: {error}")
@@ -78,7 +80,9 @@ def run(launch: ExecutorLaunch, heartbeat: object | None) -> NoReturn:
         _exit(code)
 
 
-def _serve(launch: ExecutorLaunch, row: HeartbeatRow | None, log: Log) -> int:
+def _serve(
+    launch: ExecutorLaunch, row: HeartbeatRow | None, log: Log, tracing: Settings | None
+) -> int:
     """Connect, attach, and run calls until there is a reason to end. Returns the exit code."""
     session = UdsSession.connect(launch.socket_path)
     _close_descriptors(keep={0, 1, 2, log.fileno(), session.fileno()})
@@ -97,6 +101,7 @@ def _serve(launch: ExecutorLaunch, row: HeartbeatRow | None, log: Log) -> int:
         call_log=CallLog(log),
         memory_mark_bytes=launch.memory_mark_bytes,
         abi_cache_entries=abi_cache_entries(os.environ),
+        tracer=start_tracer(tracing, launch.executor_id, log),
     )
     _Forks(runtime)
     termination.runtime = runtime
@@ -120,6 +125,7 @@ def _serve(launch: ExecutorLaunch, row: HeartbeatRow | None, log: Log) -> int:
         session.wait(None if delay_s is None else delay_s * _MS_PER_S)
         termination.is_waiting = False
     session.flush()
+    runtime.close_tracer()
     return 0
 
 
@@ -142,6 +148,7 @@ class _Termination:
         if self.runtime.is_forked or self.is_waiting or (running is not None and running.in_user):
             # Not in the middle of a send: what is finished leaves whole.
             self.runtime.channel.flush()
+            self.runtime.close_tracer()
             _exit(0)
 
 

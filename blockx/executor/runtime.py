@@ -40,6 +40,7 @@ from blockx.executor.memory import ABI_CACHE_ENTRIES, AbiCaches, Garbage
 from blockx.executor.queues import RunQueue
 from blockx.executor.session import Channel, ListChannel
 from blockx.executor.tasks import TASK_LINGER_NS, TaskModules
+from blockx.executor.tracing import Tracer
 from blockx.executor.vitals import Vitals, resident_bytes
 from blockx.ipc import exact_json
 from blockx.ipc.heartbeat import (
@@ -130,6 +131,7 @@ class ExecutorRuntime:
         memory_mark_bytes: int = 0,
         abi_cache_entries: int = ABI_CACHE_ENTRIES,
         call_log: CallLog | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self.executor_id = executor_id
         self.incarnation_id = incarnation_id
@@ -143,6 +145,8 @@ class ExecutorRuntime:
         """This is a child that user code forked; it speaks with nobody."""
         self.memory_bytes = 0
         """Last sample, at most MEMORY_AGE_NS old when a step begins."""
+        self.tracer = tracer
+        """None: no attempt has a span."""
         self.bridge = SdkBridge(self)
         self.counters = {"stale_executes": 0, "stale_resumes": 0, "stale_cancels": 0, "finished": 0}
         self._attempts = AttemptRunner(self, loader, self._discard)
@@ -208,6 +212,10 @@ class ExecutorRuntime:
             self._attempts.refuse(message.call_id, message.payload.attempt_seq, *refusal)
             return
         context = ExecContext(message, self._counts, _monotonic_ns())
+        if self.tracer is not None and message.trace is not None:
+            context.span = self.tracer.begin(message.trace, context)
+            if context.span is not None:
+                context.span.event("receive ExecuteCall", "", context.arrived_ns)
         self._contexts[context.call_id] = context
         self._roots += not context.parent_call_id
         self._tasks.call_started(context.task_id)
@@ -227,6 +235,8 @@ class ExecutorRuntime:
         ):
             self.counters["stale_resumes"] += 1
             return
+        if context.span is not None:
+            context.span.event("receive ResumeCall", context.request_id, _monotonic_ns())
         wake = Wake(
             payload.result,
             sidecar,
@@ -522,9 +532,15 @@ class ExecutorRuntime:
                 0  # the sign in the table; published with the next write
             )
 
+    def close_tracer(self) -> None:
+        """The process ends: export what spans there are, for half a second at most."""
+        if self.tracer is not None:
+            self.tracer.close()
+
     def become_forked_child(self) -> None:
         """User code forked: this copy of the process has no main, no row and no other calls."""
         self.is_forked = True
+        self.tracer = None  # its thread is not here, and may have held its lock
         self._row = None
         self._heartbeat_interval_ns = 0
         self.channel.abandon()

@@ -61,6 +61,7 @@ from blockx.ipc.messages import (
 )
 from blockx.observability import logger
 from blockx.transport.connection import OUTBOX_FRAMES_MAX, ExecutorConnection
+from blockx.transport.tracing import TRACEPARENT_CHARS, TraceSource
 
 PARKED_MS_MAX = 5_000
 """A connection whose pid the spawner has not reported yet may wait this long, then it is closed."""
@@ -151,6 +152,8 @@ class Reservation:
     """The one pending request of a waiting call."""
     answered_id: str = ""
     """Its last request that was answered: said again, it is stale."""
+    trace: str | None = None
+    """What its sub-calls belong to: the span that its executor named with the request."""
 
 
 @dataclass(slots=True)
@@ -233,6 +236,8 @@ class ExecutorAdapter:
         """Stale and refused frames by name."""
         self.recorder: Recorder | None = None
         """None: nothing is recorded, at no cost but this test. Set before the first frame."""
+        self.traces: TraceSource | None = None
+        """None: no call is traced, at no cost but this test. Set before the first frame."""
 
     def set_listener(self, listener: AdapterListener) -> None:
         """Facts go there; called once before the first frame."""
@@ -462,6 +467,8 @@ class ExecutorAdapter:
         if reservation.request_id:
             raise PeerProtocolError(f"{message.call_id} has two pending requests")
         reservation.request_id = message.request_id
+        if message.trace is not None:
+            reservation.trace = message.trace if len(message.trace) == TRACEPARENT_CHARS else None
         assert self._listener is not None
         if payload.wait_kind is WaitKind.FUNCTION_CODE:
             self._answer_source(executor, message)
@@ -561,6 +568,8 @@ class ExecutorAdapter:
                 call_deadline_ms=max(1, command.deadline_ms - now_ms) if command.deadline_ms else 0,
             ),
         )
+        if self.traces is not None:
+            message.trace = self._trace_of(self.traces, executor, command)
         try:
             frame = encode_frame(message)
         except FrameTooLargeError as error:
@@ -571,6 +580,16 @@ class ExecutorAdapter:
         self._dirty[executor.executor_id] = executor
         executor.reservations[command.call_id].call_seq = command.call_seq
         return None
+
+    @staticmethod
+    def _trace_of(
+        traces: TraceSource, executor: AttachedExecutor, command: StartAttempt
+    ) -> str | None:
+        """A root call's own context; a sub-call's is its parent's, which is on the same executor."""
+        if not command.parent_call_id:
+            return traces.root(command.call_id)
+        parent = executor.reservations.get(command.parent_call_id)
+        return None if parent is None else parent.trace
 
     def abort(self, command: AbortAttempt) -> None:
         """Mark the reservation as draining and cancel: by frame, and by the control word if it computes."""

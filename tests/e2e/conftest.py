@@ -59,6 +59,8 @@ class Product:
 
     folder: Path
     started: list = field(default_factory=list)
+    environment: dict = field(default_factory=dict)
+    """Variables beside those of this process."""
 
     def write(self, source, calls, *, config="", children=None, job="", executors=2):
         functions = self.folder / "functions"
@@ -85,7 +87,7 @@ class Product:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**environment, "TMPDIR": str(self.folder.parent / "t")},
+            env={**environment, "TMPDIR": str(self.folder.parent / "t"), **self.environment},
         )
         self.started.append(process)
         return process

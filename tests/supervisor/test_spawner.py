@@ -33,6 +33,10 @@ def test_executors_see_an_allowlist_and_the_names_of_the_configuration() -> None
         "PATH": "/bin",
         "LC_ALL": "C",
         "BLOCKX_EXECUTOR_CODE_CACHE_MAX_ENTRIES": "7",
+        "BLOCKX_OTEL_SPAN_FILE": "spans.jsonl",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318",
+        "OTEL_TRACES_SAMPLER_ARG": "0.1",
+        "OTEL_EXPORTER_OTLP_HEADERS": "authorization=secret",
         "BLOCKX_CONFIG": "/secret.yaml",
         "AWS_SECRET_ACCESS_KEY": "x",
         "PYTHONPATH": "/somewhere",
@@ -44,6 +48,9 @@ def test_executors_see_an_allowlist_and_the_names_of_the_configuration() -> None
         "PATH": "/bin",
         "LC_ALL": "C",
         "BLOCKX_EXECUTOR_CODE_CACHE_MAX_ENTRIES": "7",
+        "BLOCKX_OTEL_SPAN_FILE": "spans.jsonl",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318",
+        "OTEL_TRACES_SAMPLER_ARG": "0.1",
         "MY_NAME": "yes",
     }
     assert executor_environment(environ, ["OMP_NUM_THREADS"])["OMP_NUM_THREADS"] == "4"

@@ -31,6 +31,7 @@ from blockx.ipc.heartbeat import (
 from blockx.ipc.heartbeat_table import HeartbeatTable
 from blockx.transport.adapter import ExecutorAdapter
 from blockx.transport.connection import OUTBOX_FRAMES_MAX
+from blockx.transport.tracing import TraceSource
 
 FUNCTION = FunctionRef("f", "d" * 64, "_")
 WAIT_S = 5
@@ -307,10 +308,10 @@ def test_a_subcall_needs_a_live_reservation_of_its_parent(world):
     assert isinstance(world.adapter.bind(BindCall("j/0/sub-2", 1, "exec-0", "j/0")), BindFailed)
 
 
-def waiting(kind, call_id="j/0", request_id="req-aa-1", **fields):
+def waiting(kind, call_id="j/0", request_id="req-aa-1", trace=None, **fields):
     payload = m.CallWaitingPayload(wait_kind=kind, task_id="t", attempt_seq=1, **fields)
     return m.CallWaiting(
-        executor_id="exec-0", call_id=call_id, request_id=request_id, payload=payload
+        executor_id="exec-0", call_id=call_id, request_id=request_id, payload=payload, trace=trace
     )
 
 
@@ -577,6 +578,35 @@ def test_a_cancelled_call_that_computes_gets_the_control_word(world):
     world.now += 1_500
     assert [draining for _, draining in world.adapter.press_cancellations()] == [1_500]
     row.close()
+
+
+def traced(world, trace):
+    """Contexts of a call, and of the one that it asks for with ``trace``."""
+    peer = world.attach()
+    world.start()
+    world.send(peer, waiting(m.WaitKind.SUBCALL, trace=trace))
+    world.loop.turn()
+    world.start("j/0/sub-1", parent="j/0")
+    (root, _), (child, _) = world.receive(peer)
+    return root.trace, child.trace
+
+
+SPAN = f"00-{'a' * 32}-{'b' * 16}-01"
+
+
+def test_without_tracing_no_frame_has_a_context_whatever_the_executor_says(world):
+    assert traced(world, SPAN) == (None, None)
+
+
+def test_a_root_call_has_a_context_of_its_own_and_a_subcall_that_of_its_parents_span(world):
+    world.adapter.traces = TraceSource(1, b"key")
+    assert traced(world, SPAN) == (world.adapter.traces.root("j/0"), SPAN)
+
+
+@pytest.mark.parametrize("trace", [None, "x" * 5_000])
+def test_a_subcall_has_no_context_if_its_parent_named_none(world, trace):
+    world.adapter.traces = TraceSource(1, b"key")
+    assert traced(world, trace)[1] is None
 
 
 class Recording:
