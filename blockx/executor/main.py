@@ -234,6 +234,9 @@ class _Forks:
     def _in_child(self) -> None:
         descriptors.unprotect()
         self._runtime.become_forked_child()
+        # Our handler only asks the executor's loop to end; the child has none. Who sends SIGTERM to a child
+        # of a pool and waits for it (multiprocessing does) would wait for ever.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != self._parent_pid:
             _exit(0)

@@ -109,6 +109,13 @@ CASES = {
         "        return pool.map(square, [1, 2, 3])",
         "ok", "[1,4,9]",
     ),
+    "a child that is told to end": (
+        "import os, signal\ndef _():\n    r, w = os.pipe()\n    pid = os.fork()\n    if pid == 0:\n"
+        "        os.write(w, b'.')\n        while True: signal.pause()\n"
+        "    os.read(r, 1)\n    os.kill(pid, signal.SIGTERM)\n"
+        "    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])",
+        "ok", "-15",
+    ),
     "an exit handler": ("import atexit\ndef _():\n    atexit.register(lambda: open('/nowhere/x'))", "ok", "null"),
     "asyncio": (
         "import asyncio\nasync def main():\n    await asyncio.sleep(0.001)\n    return 7\n"
