@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from blockx.backends.replies import failed
+from blockx.backends.request_tasks import RequestTasks
 from blockx.backends.scope import IoReply, IoRequest, Reply
 from blockx.config import LoadedConfig
 from blockx.errors import ErrorKind, UsageError
@@ -75,7 +76,7 @@ class GrpcBackend:
         self._options = options
         self._io_wait_max_s = io_wait_max_ms / 1_000
         self._channel: Any = None
-        self._tasks: dict[str, asyncio.Task[IoReply]] = {}
+        self._requests = RequestTasks(f"{name} ")
 
     async def start(self) -> None:
         """Make the channel; it connects at the first request."""
@@ -104,15 +105,11 @@ class GrpcBackend:
             text = f"{self._name}: a gRPC method looks like /package.Service/Method, not {request.operation[:80]!r}"
             reply(failed(request, ErrorKind.IO_ERROR, text))
             return
-        task = asyncio.get_running_loop().create_task(self._serve(request, params))
-        self._tasks[request.call_id] = task
-        task.add_done_callback(lambda done: reply(self._ended(request, done)))
+        self._requests.start(request, self._serve(request, params), reply)
 
     def cancel(self, call_id: str) -> None:
         """Give the call's request up."""
-        task = self._tasks.get(call_id)
-        if task is not None:
-            task.cancel()
+        self._requests.cancel(call_id)
 
     def task_ended(self, task_id: str) -> None:
         """Nothing is kept for a task."""
@@ -123,24 +120,9 @@ class GrpcBackend:
 
     async def close(self) -> None:
         """Give up what is on its way and close the channel."""
-        for task in list(self._tasks.values()):
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._requests.close()
         if self._channel is not None:
             await self._channel.close()
-
-    def _ended(self, request: IoRequest, task: "asyncio.Task[IoReply]") -> IoReply:
-        """The one reply; here and not in the task, which may be cancelled before it begins."""
-        if self._tasks.get(request.call_id) is task:
-            del self._tasks[request.call_id]
-        if task.cancelled():
-            text = f"{self._name} {request.operation}: the call's attempt has ended"
-            return failed(request, ErrorKind.CANCELLED, text)
-        error = task.exception()
-        if error is not None:  # our bug; the call must not wait for ever because of it
-            text = f"{self._name} {request.operation}: {type(error).__name__}: {error}"
-            return failed(request, ErrorKind.IO_ERROR, text)
-        return task.result()
 
     async def _serve(self, request: IoRequest, params: _Params) -> IoReply:
         import grpc  # type: ignore[import-untyped, import-not-found, unused-ignore]

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from blockx.backends.replies import ReadFailedError, failed, named
+from blockx.backends.request_tasks import RequestTasks
 from blockx.backends.scope import IoReply, IoRequest, Reply
 from blockx.config import HttpBackendConfig
 from blockx.errors import TOO_MUCH, ErrorKind
@@ -62,7 +63,7 @@ class HttpBackend:
         self._io_wait_max_s = io_wait_max_ms / 1_000
         self._session: aiohttp.ClientSession | None = None
         self._gate = asyncio.Semaphore(config.inflight_max)
-        self._tasks: dict[str, asyncio.Task[IoReply]] = {}
+        self._requests = RequestTasks()
         self._counters: dict[str, dict[str, int]] = {}
 
     async def start(self) -> None:
@@ -80,15 +81,11 @@ class HttpBackend:
         except ReadFailedError as failure:
             reply(IoReply(request, error=failure.error))
             return
-        task = asyncio.get_running_loop().create_task(self._serve(request, params))
-        self._tasks[request.call_id] = task
-        task.add_done_callback(lambda done: reply(self._ended(request, done)))
+        self._requests.start(request, self._serve(request, params), reply)
 
     def cancel(self, call_id: str) -> None:
         """Give the call's request up."""
-        task = self._tasks.get(call_id)
-        if task is not None:
-            task.cancel()
+        self._requests.cancel(call_id)
 
     def task_ended(self, task_id: str) -> None:
         """Nothing is kept for a task but its numbers."""
@@ -99,26 +96,11 @@ class HttpBackend:
 
     async def close(self) -> None:
         """Give up what is on its way and close the connections."""
-        for task in list(self._tasks.values()):
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._requests.close()
         if self._session is not None:
             await self._session.close()
 
     # ---- one request -----------------------------------------------------------------------------
-
-    def _ended(self, request: IoRequest, task: "asyncio.Task[IoReply]") -> IoReply:
-        """The one reply; here and not in the task, which may be cancelled before it begins."""
-        if self._tasks.get(request.call_id) is task:
-            del self._tasks[request.call_id]
-        if task.cancelled():
-            text = f"{request.operation}: the call's attempt has ended"
-            return failed(request, ErrorKind.CANCELLED, text)
-        error = task.exception()
-        if error is not None:  # our bug; the call must not wait for ever because of it
-            text = f"{request.operation}: {type(error).__name__}: {error}"
-            return failed(request, ErrorKind.IO_ERROR, text)
-        return task.result()
 
     def _check(self, url: str) -> None:
         """Raises ReadFailedError: no http(s) url, or of a host that is not allowed."""

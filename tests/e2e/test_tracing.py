@@ -116,10 +116,9 @@ def collector():
 
 
 def test_a_collector_gets_the_same_spans(product, collector):
-    service = pytest.importorskip(
-        "opentelemetry.proto.collector.trace.v1.trace_service_pb2",
-        reason="the extra otel is not installed",
-    )
+    # Here, since only this test needs the extra otel.
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as service
+
     product.write(PARENT, [[n] for n in range(4)], children=CHILD)
     product.environment = {
         "BLOCKX_OTEL_SPAN_FILE": "spans.jsonl",

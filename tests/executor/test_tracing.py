@@ -232,7 +232,6 @@ def test_a_line_of_the_file_says_it_all(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("parent_id", "failed"), [(0, False), (0xC3, True)])
 def test_a_line_has_the_form_of_the_sdks_own(tmp_path, monkeypatch, parent_id, failed):
-    pytest.importorskip("opentelemetry.sdk.trace", reason="the extra otel is not installed")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     span = draft(parent_id, failed=failed)
     ours = SpanFile(str(tmp_path / "spans.jsonl"), RESOURCE, EPOCH_NS)._line(span)

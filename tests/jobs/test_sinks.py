@@ -4,6 +4,7 @@ import csv
 import json
 import sqlite3
 
+import duckdb
 import msgspec
 import pytest
 
@@ -114,7 +115,6 @@ def test_sqlite_is_read_back_by_sqlite3(folder, fake_dispatch, schema):
 @pytest.mark.slow
 @pytest.mark.parametrize("schema", [None, DECLARED])
 def test_parquet_is_read_back_by_duckdb(folder, fake_dispatch, schema):
-    duckdb = pytest.importorskip("duckdb")
     write(folder, fake_dispatch, "rows.parquet", schema=schema)
     with duckdb.connect() as db:
         file = str(folder.path / "rows.parquet")
@@ -141,7 +141,6 @@ def test_parquet_is_read_back_by_duckdb(folder, fake_dispatch, schema):
 
 @pytest.mark.slow
 def test_parquet_keeps_list_order_and_strange_texts(folder, fake_dispatch):
-    duckdb = pytest.importorskip("duckdb")
     texts = ["\x00", "\\u0000", "'; DROP", "\U0001f600", "[1]", "null", "1e999"]
     answers = [{"i": n, "it's": texts[n % len(texts)]} for n in range(5_000)]
     write(folder, fake_dispatch, "ro'ws.parquet", answers)
