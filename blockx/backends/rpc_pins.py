@@ -102,11 +102,12 @@ class TaskPins:
     def restore(self, pins: Mapping[str, Any]) -> None:
         """Begin with what an earlier run of the task pinned; a height is a key as text."""
         for block, known in pins.items():
-            if block == "finalized":
-                self._finalised = int(known)
-                continue
             ref = BlockRef(int(known[0]), str(known[1]), known=True, name=str(known[0]))
-            self._keep(block if block == "latest" else ref.number, ref)
+            if block == "finalized":
+                self._finalised = ref.number
+                self.final = (int(known[0]), str(known[1]))
+            else:
+                self._keep(block if block == "latest" else ref.number, ref)
 
     # ---- heights ---------------------------------------------------------------------------------
 
@@ -210,8 +211,8 @@ class TaskPins:
     def _tell(self, block: int | str, header: BlockRef | None) -> None:
         if self._on_pins is None:
             return
-        if block == "finalized":
-            self._on_pins({"finalized": -1 if header is None else header.number})
+        if block == "finalized" and header is None:
+            self._on_pins({"finalized": [-1, ""]})
         elif header is not None:
             self._on_pins({str(block): [header.number, header.hash]})
 
