@@ -29,6 +29,7 @@ import msgspec
 from blockx.backends.read_cache import ReadCache
 from blockx.backends.replies import ReadFailedError, named
 from blockx.backends.rpc_disk import TaskDisk
+from blockx.backends.rpc_multicall import Presence, ride_of
 from blockx.backends.rpc_node import Counters, NodeLink, Question, monotonic
 from blockx.backends.rpc_pins import AskOwn, BlockRef, OnPins, OwnAnswer, TaskPins
 from blockx.backends.rpc_urls import UrlHealth
@@ -116,7 +117,7 @@ class _Cache:
 class _ChainTask:
     """What one task has on one chain."""
 
-    __slots__ = ("cache", "counters", "disk", "pins")
+    __slots__ = ("ask", "cache", "counters", "disk", "pins")
 
     def __init__(
         self,
@@ -128,9 +129,9 @@ class _ChainTask:
         self.counters = counters
         cache_bytes = chain.config.read_cache_bytes
         self.cache = _Cache(cache_bytes) if cache_bytes else None
-        ask = self._ask_own(chain)
-        self.pins = TaskPins(chain.name, ask, on_pins)
-        self.disk = TaskDisk(disk, ask, self.pins) if disk is not None else None
+        self.ask = self._ask_own(chain)
+        self.pins = TaskPins(chain.name, self.ask, on_pins)
+        self.disk = TaskDisk(disk, self.ask, self.pins) if disk is not None else None
 
     def _ask_own(self, chain: "_Chain") -> AskOwn:
         def ask(method: str, params: bytes, what: str, answer: OwnAnswer) -> None:
@@ -152,7 +153,7 @@ class _ChainTask:
 class _Chain:
     """One chain: its link and its reads on their way."""
 
-    __slots__ = ("config", "inflight", "link", "name", "tasks")
+    __slots__ = ("config", "inflight", "link", "multicall", "name", "tasks")
 
     def __init__(self, name: str, config: RpcBackendConfig, link: NodeLink) -> None:
         self.name = name
@@ -161,6 +162,7 @@ class _Chain:
         self.tasks: dict[str, _ChainTask] = {}
         self.inflight: dict[bytes, _SharedQuestion] = {}
         """Questions that further readers may join, by body."""
+        self.multicall = Presence() if config.multicall_max > 1 else None
 
 
 class RpcBackend:
@@ -333,6 +335,7 @@ class RpcBackend:
             block_known=block.known,
             disk=disk,
             params=placed,
+            height=block.number,
         )
 
     def _ask(
@@ -346,6 +349,7 @@ class RpcBackend:
         block_known: bool,
         disk: TaskDisk | None = None,
         params: bytes = b"",
+        height: int | None = None,
     ) -> None:
         """A read: from the cache, joined to one on its way, from disk (by ``params``), or asked."""
         task = reader.task
@@ -372,6 +376,9 @@ class RpcBackend:
             cache=cache,
             disk=disk,
         )
+        presence = chain.multicall if shared.method == "eth_call" else None
+        if presence is not None and height is not None and presence.covers(height, task.ask):
+            shared.ride = ride_of(params)
         if chain.config.merge_reads:
             chain.inflight[body] = shared
         self._join(reader, shared)

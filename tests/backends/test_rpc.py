@@ -35,7 +35,7 @@ def test_reads_of_one_group_leave_in_one_batch(io: StartIo, node: Node) -> None:
     assert [outcome(reply) for reply in replies] == [balance(n) for n in range(50)]
     assert node.methods() == [["eth_getBlockByNumber"], ["eth_getBalance"] * 50]
     assert service.statistics() == {
-        "requests": 51, "posts": 2, "merged": 0, "cache_hits": 0, "retries": 0,
+        "requests": 51, "posts": 2, "merged": 0, "cache_hits": 0, "retries": 0, "multicalled": 0,
     }  # fmt: skip
 
 
