@@ -443,9 +443,8 @@ class _ReadsOnly:
             if not self._is_read(request):
                 text = f"{request.operation}: a dry run only reads"
                 if request.backend in self._capabilities:
-                    text += (
-                        f" (backends.capabilities.{request.backend}.reads_only says that it does)"
-                    )
+                    key = f"backends.capabilities.{request.backend}.reads_only"
+                    text += f"; {key}: true says that this service does nothing else"
                 error = WireError(kind=ErrorKind.IO_ERROR, message=text)
                 self._answer(IoReply(request, error=error))
 
