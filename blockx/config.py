@@ -176,6 +176,11 @@ class RpcBackendConfig(_Section, frozen=True, kw_only=True):
     """Requests in one RPC batch; 1: single requests."""
     posts_max: Annotated[int, Meta(ge=1, le=256)] = 8
     """HTTP requests on their way to one url at once."""
+    multicall_max: Annotated[int, Meta(ge=0, le=1_000)] = 0
+    """``eth_call``s at one block that leave as one call of the contract Multicall3, on a chain that has it;
+    below 2: off. Only for functions that read: the sender is then Multicall3 and no longer nobody, calls of
+    one group share the gas that the node allows a call, and what one of them would change the next one sees.
+    Calls with a sender, value, gas or overrides never leave so, and one that fails is asked again singly."""
     merge_reads: bool = True
     """Identical reads in flight are sent once."""
     read_cache_bytes: Bytes = 64 * 1024 * 1024
@@ -233,6 +238,8 @@ class CapabilityConfig(_Section, frozen=True, kw_only=True):
     """``grpc``, or the name of an entry point of the group ``blockx.backends``."""
     options: dict[str, Any] = {}
     """Its own settings; for grpc: target (host:port), tls (false), timeout_ms (10000)."""
+    reads_only: bool = False
+    """None of its operations changes anything, so a dry run may ask it."""
 
 
 class BackendsConfig(_Section, frozen=True, kw_only=True):
@@ -240,6 +247,9 @@ class BackendsConfig(_Section, frozen=True, kw_only=True):
 
     rpc: dict[str, RpcBackendConfig] = {}
     """Chain name -> its nodes."""
+    rpc_posts_per_s: Annotated[int, Meta(ge=0, le=1_000_000)] = 5_000
+    """HTTP requests a second to all nodes together, so that a node that takes no batches cannot make the io
+    thread crowd out the dispatcher (one costs it 50 to 60 us). Batches only get larger. 0: no limit."""
     read_cache: ReadCacheConfig = ReadCacheConfig()
     blockdb: BlockdbConfig = BlockdbConfig()
     http: HttpBackendConfig = HttpBackendConfig()

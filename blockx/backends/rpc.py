@@ -29,9 +29,10 @@ import msgspec
 from blockx.backends.read_cache import ReadCache
 from blockx.backends.replies import ReadFailedError, named
 from blockx.backends.rpc_disk import TaskDisk
+from blockx.backends.rpc_multicall import Presence, ride_of
 from blockx.backends.rpc_node import Counters, NodeLink, Question, monotonic
 from blockx.backends.rpc_pins import AskOwn, BlockRef, OnPins, OwnAnswer, TaskPins
-from blockx.backends.rpc_urls import UrlHealth
+from blockx.backends.rpc_urls import POSTS_BURST_S, Allowance, UrlHealth
 from blockx.backends.rpc_wire import (
     NULL,
     READ_METHODS,
@@ -81,6 +82,10 @@ class _SharedQuestion(Question, eq=False, kw_only=True):
     disk: TaskDisk | None = None
     """Where it is looked for before the node is asked, and kept under ``disk_key``."""
     disk_key: bytes = b""
+    key: bytes
+    """For merging and the task's cache: what it asks."""
+    verified: tuple[TaskPins, BlockRef] | None = None
+    """The node was told a height alone: the answer counts if that is still this block."""
 
 
 ChainPins = Callable[[str, dict[str, Any]], None]
@@ -116,7 +121,7 @@ class _Cache:
 class _ChainTask:
     """What one task has on one chain."""
 
-    __slots__ = ("cache", "counters", "disk", "pins")
+    __slots__ = ("ask", "cache", "counters", "disk", "pins")
 
     def __init__(
         self,
@@ -128,9 +133,9 @@ class _ChainTask:
         self.counters = counters
         cache_bytes = chain.config.read_cache_bytes
         self.cache = _Cache(cache_bytes) if cache_bytes else None
-        ask = self._ask_own(chain)
-        self.pins = TaskPins(chain.name, ask, on_pins)
-        self.disk = TaskDisk(disk, ask, self.pins) if disk is not None else None
+        self.ask = self._ask_own(chain)
+        self.pins = TaskPins(chain.name, self.ask, on_pins)
+        self.disk = TaskDisk(disk, self.ask, self.pins) if disk is not None else None
 
     def _ask_own(self, chain: "_Chain") -> AskOwn:
         def ask(method: str, params: bytes, what: str, answer: OwnAnswer) -> None:
@@ -152,7 +157,7 @@ class _ChainTask:
 class _Chain:
     """One chain: its link and its reads on their way."""
 
-    __slots__ = ("config", "inflight", "link", "name", "tasks")
+    __slots__ = ("config", "inflight", "link", "multicall", "name", "tasks")
 
     def __init__(self, name: str, config: RpcBackendConfig, link: NodeLink) -> None:
         self.name = name
@@ -160,7 +165,8 @@ class _Chain:
         self.link = link
         self.tasks: dict[str, _ChainTask] = {}
         self.inflight: dict[bytes, _SharedQuestion] = {}
-        """Questions that further readers may join, by body."""
+        """Questions that further readers may join, by their key."""
+        self.multicall = Presence() if config.multicall_max > 1 else None
 
 
 class RpcBackend:
@@ -171,14 +177,16 @@ class RpcBackend:
         chains: Mapping[str, RpcBackendConfig],
         io_wait_max_ms: int,
         disk: ReadCache | None = None,
+        posts_per_s: int = 0,
     ) -> None:
         """Raises UsageError for an url that is none. Opens nothing. ``disk``: the cache between runs."""
+        posts = Allowance(posts_per_s, POSTS_BURST_S)
         self._disk = disk
         self._chains: dict[str, _Chain] = {}
         for name, config in chains.items():
             for url in config.urls:
                 check_url(name, url)
-            link = NodeLink(name, config, io_wait_max_ms / 1_000, self._watch)
+            link = NodeLink(name, config, io_wait_max_ms / 1_000, posts, self._watch)
             self._chains[name] = _Chain(name, config, link)
         self._counters: dict[str, dict[str, Counters]] = {}
         self._kept_pins: dict[str, tuple[Mapping[str, Any], ChainPins]] = {}
@@ -324,6 +332,7 @@ class RpcBackend:
         what = f"{reader.request.operation} at block {block.name}"
         # By number alone means final: such an answer holds for ever.
         disk = reader.task.disk if block.hash is None else None
+        by_height = block.hash is not None and READ_METHODS[method].pin is Pin.NUMBER
         self._ask(
             chain,
             reader,
@@ -333,6 +342,8 @@ class RpcBackend:
             block_known=block.known,
             disk=disk,
             params=placed,
+            height=block.number,
+            verified=block if by_height else None,
         )
 
     def _ask(
@@ -346,17 +357,21 @@ class RpcBackend:
         block_known: bool,
         disk: TaskDisk | None = None,
         params: bytes = b"",
+        height: int | None = None,
+        verified: BlockRef | None = None,
     ) -> None:
         """A read: from the cache, joined to one on its way, from disk (by ``params``), or asked."""
         task = reader.task
+        # Tasks may have pinned different blocks of one height.
+        key = body if verified is None else b"%b %b" % (body, (verified.hash or "").encode())
         cache = task.cache if cached else None
         if cache is not None:
-            result = cache.get(body)
+            result = cache.get(key)
             if result is not None:
                 task.counters.cache_hits += 1
                 self._end(reader, result, None)
                 return
-        shared = chain.inflight.get(body)
+        shared = chain.inflight.get(key)
         if shared is not None:
             task.counters.merged += 1
             self._join(reader, shared)
@@ -371,9 +386,14 @@ class RpcBackend:
             block_known=block_known,
             cache=cache,
             disk=disk,
+            key=key,
+            verified=None if verified is None else (task.pins, verified),
         )
+        presence = chain.multicall if shared.method == "eth_call" else None
+        if presence is not None and height is not None and presence.covers(height, task.ask):
+            shared.ride = ride_of(params)
         if chain.config.merge_reads:
-            chain.inflight[body] = shared
+            chain.inflight[key] = shared
         self._join(reader, shared)
         if disk is None:
             chain.link.ask(shared, reader.arrived_at)
@@ -403,6 +423,7 @@ class RpcBackend:
             done=self._written,
             chain=chain,
             is_read=False,
+            key=body,
         )
         self._join(reader, shared)
         chain.link.ask(shared, monotonic())
@@ -434,14 +455,26 @@ class RpcBackend:
 
     def _close_to_joiners(self, shared: _SharedQuestion) -> None:
         inflight = shared.chain.inflight
-        if inflight.get(shared.body) is shared:
-            del inflight[shared.body]
+        if inflight.get(shared.key) is shared:
+            del inflight[shared.key]
 
     def _answered(self, question: Question, result: bytes | None, error: WireError | None) -> None:
         assert isinstance(question, _SharedQuestion), "own questions are answered to the pins"
+        if question.verified is None or result is None:
+            self._hand_out(question, result, error)
+            return
+        pins, block = question.verified
+        pins.verify(
+            block, lambda gone: self._hand_out(question, result if gone is None else None, gone)
+        )
+
+    def _hand_out(
+        self, question: _SharedQuestion, result: bytes | None, error: WireError | None
+    ) -> None:
+        """The answer is settled: keep it, and end those who wait for it."""
         self._close_to_joiners(question)
         if question.cache is not None and result is not None and result != NULL:
-            question.cache.put(question.body, result)
+            question.cache.put(question.key, result)
         if (
             question.disk_key
             and question.disk is not None
