@@ -26,6 +26,8 @@ CONNECT_WAIT_S = 10.0
 """How long a verb waits for a database that does not answer."""
 CONNECT_PAUSE_S = 0.2
 """Between two tries."""
+CLOSE_WAIT_S = 1.0
+"""For the server to say goodbye."""
 ROWS_A_STATEMENT = 1_000
 """Rows written or fetched at once …"""
 BYTES_A_STATEMENT = 8 * 1024 * 1024
@@ -85,8 +87,8 @@ class PostgresFiles:
             info = catalogue.get(name)
             if info is None:
                 raise no_table(self.shown, name, catalogue)
-            sql = postgres_store.whole_table(self._place, info)
-            for row in session.rows(sql):
+            _, rows = session.query(postgres_store.whole_table(self._place, info))
+            for row in rows:
                 if info.kind is Kind.TABLE:
                     yield row[0].encode()
                 else:
@@ -95,14 +97,13 @@ class PostgresFiles:
 
     def query(self, sql: str) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
         """See ``TableFiles``. What JSON has no exact form for (fractions of a ``numeric``, dates) becomes text."""
-        session = _Session(self._place)
-        session.__enter__()
+        session = _Session(self._place).__enter__()
         try:
-            columns = session.run(_columns(session.db, sql))
-        except BaseException:
-            session.__exit__(None, None, None)
+            columns, rows = session.query(sql)
+        except UsageError:
+            session.close()
             raise
-        return columns, _plain_rows(session, sql)
+        return columns, _plain_rows(session, rows)
 
     def find(self, name: str) -> TableInfo | None:
         """See ``TableFiles``."""
@@ -130,14 +131,9 @@ async def _catalogue(db: Database, place: PostgresPlace) -> dict[str, TableInfo]
         raise UsageError(str(failure)) from None
 
 
-async def _columns(db: Database, sql: str) -> list[str]:
-    statement = await db.prepare(sql)
-    return [attribute.name for attribute in statement.get_attributes()]
-
-
-def _plain_rows(session: "_Session", sql: str) -> Iterator[tuple[Any, ...]]:
+def _plain_rows(session: "_Session", rows: Iterator[Any]) -> Iterator[tuple[Any, ...]]:
     with session:
-        for row in session.rows(sql):
+        for row in rows:
             yield tuple(_plain(value) for value in row)
 
 
@@ -163,6 +159,7 @@ class _Session:
         self.db: Database = None
 
     def __enter__(self) -> "_Session":
+        """Connect, unless that is done."""
         if self.db is None:
             try:
                 self.db = self.run(self._connected())
@@ -177,8 +174,21 @@ class _Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.db.terminate()
-        self._runner.close()
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the connection; what is not committed is taken back."""
+        try:
+            self._runner.run(self._closed())
+        finally:
+            self._runner.close()
+
+    async def _closed(self) -> None:
+        try:
+            await self.db.close(timeout=CLOSE_WAIT_S)
+        except postgres_store.ERRORS:
+            self.db.terminate()
+            await asyncio.sleep(0)  # the loop closes its socket in its next turn
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine. Raises UsageError for an error of the database."""
@@ -187,16 +197,24 @@ class _Session:
         except postgres_store.ERRORS as error:
             raise UsageError(str(postgres_store.explain(error, self._place))) from None
 
-    def rows(self, sql: str) -> Iterator[Any]:
-        """The rows of a statement that only reads, a portion at a time, all of one moment."""
-        transaction = self.db.transaction(isolation="repeatable_read", readonly=True)
-        self.run(transaction.start())
-        cursor = self.run(self._cursor(sql))
-        while portion := self.run(cursor.fetch(ROWS_A_STATEMENT)):
-            yield from portion
+    def query(self, sql: str) -> tuple[list[str], Iterator[Any]]:
+        """Columns and rows of one statement that only reads; the rows come a portion at a time, all of one
+        moment."""
+        columns, cursor, first = self.run(self._query(sql))
+        return columns, self._rows(cursor, first)
 
-    async def _cursor(self, sql: str) -> Any:
-        return await self.db.cursor(sql)
+    async def _query(self, sql: str) -> tuple[list[str], Any, list[Any]]:
+        await self.db.transaction(isolation="repeatable_read", readonly=True).start()
+        statement = await self.db.prepare(sql)
+        cursor = await statement.cursor()
+        # It only runs now; a statement that is refused is told before the first row is asked for.
+        first = await cursor.fetch(ROWS_A_STATEMENT)
+        return [column.name for column in statement.get_attributes()], cursor, first
+
+    def _rows(self, cursor: Any, portion: list[Any]) -> Iterator[Any]:
+        while portion:
+            yield from portion
+            portion = self.run(cursor.fetch(ROWS_A_STATEMENT))
 
     async def _connected(self) -> Database:
         options = postgres_store.connection_options(self._place, 0)

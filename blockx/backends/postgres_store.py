@@ -113,7 +113,7 @@ _MEANINGS = {
     "55P03": (ErrorKind.UNAVAILABLE, "a lock is held by another session"),
     "53300": (ErrorKind.THROTTLED, "the server has no connection left (max_connections)"),
     "53100": (ErrorKind.IO_ERROR, "the disk is full; nothing of this request was written"),
-    "25006": (ErrorKind.IO_ERROR, "the database is read-only; nothing was written"),
+    "25006": (ErrorKind.IO_ERROR, "only reading is possible: {error}"),
     "28": (ErrorKind.IO_ERROR, "user or password is refused: {error}"),
     "42501": (ErrorKind.IO_ERROR, "the user may not do that: {error}"),
 }

@@ -158,6 +158,7 @@ class PostgresTables:
         except TimeoutError:
             logger.warning("the table store does not answer; its last writes were given up")
         self._pool.terminate()
+        await asyncio.sleep(0)  # the loop closes the sockets in its next turn
 
     # ---- reads -----------------------------------------------------------------------------------
 

@@ -1,20 +1,11 @@
-"""Scans, histories and rows by time of the table store."""
+"""Scans, histories and rows by time, in each of the table stores."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from blockx.backends import tables
+from blockx.backends import table_requests
 from tests.backends.harness import Io, outcome
-
-StartIo = Callable[..., Io]
-
-
-@pytest.fixture
-def store(io: StartIo, tmp_path: Path) -> Io:
-    return io(blockdb={"path": str(tmp_path / "store.sqlite")})
 
 
 def ask(store: Io, operation: str, table: str, **params: Any) -> Any:
@@ -156,7 +147,7 @@ def test_point_reads_of_a_turn_are_answered_together_and_each_with_its_own(
 def test_an_answer_too_long_for_a_frame_fails_that_read_alone(
     store: Io, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "RESULT_BYTES_MAX", 100)
+    monkeypatch.setattr(table_requests, "RESULT_BYTES_MAX", 100)
     rows = [{"id": 1, "v": "x" * 200}, {"id": 2}]
     ask(store, "upsert_rows", "t", rows=rows, key=["id"])
     long, short = store.ask(*[store.table("get_row", "t", key={"id": n}) for n in (1, 2)])
