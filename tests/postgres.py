@@ -3,6 +3,7 @@
 Each test takes a schema of its own. The server is a child that dies with the tests, however they end.
 """
 
+import asyncio
 import os
 import pwd
 import secrets
@@ -12,8 +13,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import asyncpg
 import pytest
 
 PASSWORD = "the-passw0rd"
@@ -109,6 +113,27 @@ class PostgresServer:
     def settings(self) -> dict[str, str]:
         """``backends.blockdb`` for a schema that nobody else uses."""
         return {"url": self.url, "schema": f"test_{secrets.token_hex(6)}"}
+
+    @contextmanager
+    def session(self) -> Iterator["Session"]:
+        """Somebody else's connection."""
+        with asyncio.Runner() as runner:
+            session = Session(runner, runner.run(asyncpg.connect(self.url)))
+            try:
+                yield session
+            finally:
+                runner.run(session.connection.close())
+
+
+class Session:
+    """SQL, statement by statement."""
+
+    def __init__(self, runner: asyncio.Runner, connection: Any) -> None:
+        self._runner = runner
+        self.connection = connection
+
+    def run(self, sql: str) -> list[tuple[Any, ...]]:
+        return [tuple(row) for row in self._runner.run(self.connection.fetch(sql))]
 
 
 @pytest.fixture(scope="session")
