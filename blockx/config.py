@@ -199,7 +199,12 @@ class BlockdbConfig(_Section, frozen=True, kw_only=True):
     url: str = ""
     """postgresql:// url of a database, instead of a file (extra ``postgres``). Without a password there,
     PGPASSWORD or ~/.pgpass has it."""
-    schema: Annotated[str, Meta(pattern=r"^[a-z_][a-z0-9_]{0,62}$")] = "blockx"
+    schema: Annotated[
+        str,
+        Meta(
+            pattern=r"^[a-z_][a-z0-9_]{0,62}$", description="a name of small letters, digits and _"
+        ),
+    ] = "blockx"
     """PostgreSQL: the schema that holds the tables; made when missing."""
     connections_max: Annotated[int, Meta(ge=1, le=64)] = 4
     """PostgreSQL: connections at once; further reads wait and then leave together."""
@@ -643,7 +648,8 @@ def _expected(kind: Any) -> str:
     if bare is int:
         return next((f"a whole number from {m.ge} to {m.le}" for m in metas), "a whole number")
     if bare is str:
-        return "a name without spaces, / and @" if any(m.pattern for m in metas) else "text"
+        plain = "a name without spaces, / and @"
+        return next((meta.description or plain for meta in metas if meta.pattern), "text")
     # What is left are the two unions.
     if str in get_args(bare):
         return "the name of a file or a list of calls"
