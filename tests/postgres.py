@@ -24,7 +24,7 @@ PASSWORD = "the-passw0rd"
 """Of the server's user; tests look for it where it must not be."""
 NEEDED = (
     "these tests need the server programs of PostgreSQL: apt-get install postgresql; "
-    "to leave the tests out: pytest -m 'not postgres'"
+    "to leave the tests out: make test WITHOUT=postgres"
 )
 START_S = 60
 

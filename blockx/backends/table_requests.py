@@ -36,6 +36,8 @@ class Pending(msgspec.Struct, eq=False):
     table: str
     params: _Params
     arrived_at: float
+    is_read: bool
+    """Whether it changes nothing."""
     declared: tuple[str, ...] | None = None
     """Key columns known for the table outside the catalogue."""
     ended: bool = False
@@ -43,16 +45,12 @@ class Pending(msgspec.Struct, eq=False):
     error: WireError | None = None
     io_s: float = 0.0
 
-    @property
-    def is_read(self) -> bool:
-        """Whether it changes nothing."""
-        return self.request.operation in _READS
-
 
 # ---- what a read asks of the store ---------------------------------------------------------------
+# One is made for every read, hence structs (see ``scope``).
 
 
-class Points(NamedTuple):
+class Points(msgspec.Struct, gc=False):
     """The rows of some keys, in this order; ``single``: of one, not as an array."""
 
     keys: list[str]
@@ -61,11 +59,11 @@ class Points(NamedTuple):
     def answer(self, rows: Mapping[str, str]) -> bytes:
         """The answer out of the rows that are there, by key."""
         if self.single:
-            return rows[self.keys[0]].encode() if self.keys[0] in rows else b"null"
+            return rows.get(self.keys[0], "null").encode()
         return f"[{','.join([rows.get(key, 'null') for key in self.keys])}]".encode()
 
 
-class AsOf(NamedTuple):
+class AsOf(msgspec.Struct, gc=False):
     """The newest version of a key at or before a block or moment."""
 
     key: str
@@ -77,7 +75,7 @@ class AsOf(NamedTuple):
         return b"null" if row is None else row.encode()
 
 
-class History(NamedTuple):
+class History(msgspec.Struct, gc=False):
     """The versions of a key between two blocks or moments (None: no bound), oldest first."""
 
     key: str
@@ -95,7 +93,7 @@ class History(NamedTuple):
         )
 
 
-class Prefix(NamedTuple):
+class Prefix(msgspec.Struct, gc=False):
     """The rows whose key's text begins so: the text of a whole key, or of its first values."""
 
     text: str
@@ -162,8 +160,9 @@ class TableRequests:
         table = exact_json.decode(params.get("table", b"null"))
         if not isinstance(table, str) or table not in self.catalogue:
             table = table_rows.check_name(table)
-        pending = Pending(request, reply, table, params, self._now())
-        if pending.is_read:
+        is_read = request.operation in _READS
+        pending = Pending(request, reply, table, params, self._now(), is_read)
+        if is_read:
             pending.declared = self._declared_for(table, params.get("declared_key"))
         elif request.operation in _WRITES:
             pending.declared = self._declared_for(table, params.get("key"))
@@ -189,7 +188,7 @@ class TableRequests:
         call_id = pending.request.call_id
         if self._pending.get(call_id) is pending:
             del self._pending[call_id]
-        if pending.error is None and pending.is_read:
+        if pending.result is not None and len(pending.result) > RESULT_BYTES_MAX:
             pending.error = _too_long(pending)
         failed = pending.error is not None
         waited_s = self._now() - pending.arrived_at - pending.io_s
@@ -445,9 +444,7 @@ def as_wire_error(request: IoRequest, error: ReadFailedError | ValueError) -> Wi
     return WireError(kind=ErrorKind.MALFORMED, message=text)
 
 
-def _too_long(pending: Pending) -> WireError | None:
-    if pending.result is None or len(pending.result) <= RESULT_BYTES_MAX:
-        return None
+def _too_long(pending: Pending) -> WireError:
     text = (
         f"{pending.request.operation} of table {pending.table}: an answer of more than "
         f"{RESULT_BYTES_MAX} bytes; ask for fewer rows at once"
