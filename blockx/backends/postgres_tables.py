@@ -204,20 +204,19 @@ class PostgresTables:
         except (*postgres_store.ERRORS, ReadFailedError) as error:
             again = self._failed(reads, error)
         except Exception as error:
-            _blame_us(reads, error)
+            self._blame_us(reads, error)
             raise
         finally:
             self._statements -= 1
-            for pending in reads:
-                if pending not in again:
-                    self._requests.end(pending)
-            if again:
-                shape = (again[0].request.operation, again[0].table)
-                waiting = self._reads.pop(shape, deque())
-                waiting.extendleft(reversed(again))
-                self._reads = {shape: waiting, **self._reads}
             if self._reads:
                 self._read_later()
+        self._end(reads, again)
+        if again:
+            shape = (again[0].request.operation, again[0].table)
+            waiting = self._reads.pop(shape, deque())
+            waiting.extendleft(reversed(again))
+            self._reads = {shape: waiting, **self._reads}
+            self._read_later()
 
     async def _read_on(self, db: Database, reads: list[Pending]) -> None:
         requests = self._requests
@@ -311,12 +310,9 @@ class PostgresTables:
                     return
                 again = self._failed(group, error)
             except Exception as error:
-                _blame_us(group, error)
+                self._blame_us(group, error)
                 raise
-            finally:
-                for pending in group:
-                    if pending not in again:
-                        self._requests.end(pending)
+            self._end(group, again)
             if again:
                 with suppress(TimeoutError):
                     async with asyncio.timeout_at(self._paused_until):
@@ -350,6 +346,9 @@ class PostgresTables:
         """The requests that are right and what they do; adds new tables to the catalogue."""
         good, writes = [], []
         for pending in group:
+            if pending.ended:
+                continue
+            pending.error = None  # of a transaction that was taken back
             try:
                 write = self._requests.write_of(pending, catalogue)
                 if write is not None:
@@ -392,16 +391,33 @@ class PostgresTables:
         failure, now = self._explained(error), self._now()
         if isinstance(error, asyncpg.UndefinedTableError):
             self._requests.catalogue = {}  # somebody has dropped a table
-        undecided = [p for p in pendings if p.error is None and p.result is None and not p.ended]
-        again: list[Pending] = []
-        if failure.error.kind in postgres_store.WAITED_FOR and not self._closing.is_set():
+        waits = failure.error.kind in postgres_store.WAITED_FOR and not self._closing.is_set()
+        if waits:
             self._pause_s = min(PAUSE_MAX_S, max(PAUSE_S, 2 * self._pause_s))
             self._paused_until = now + self._pause_s
-            again = [p for p in undecided if now - p.arrived_at < self._io_wait_max_s]
-        for pending in undecided:
-            if pending not in again:
+        again: list[Pending] = []
+        for pending in pendings:
+            if pending.ended or pending.error is not None or pending.result is not None:
+                continue
+            if waits and now - pending.arrived_at < self._io_wait_max_s:
+                again.append(pending)
+            else:
                 pending.error = failure.error
         return again
+
+    def _end(self, pendings: list[Pending], again: list[Pending]) -> None:
+        """Answer all but those that wait again."""
+        waiting = set(again)
+        for pending in pendings:
+            if pending not in waiting:
+                self._requests.end(pending)
+
+    def _blame_us(self, pendings: list[Pending], error: Exception) -> None:
+        """A bug of ours: the calls must not wait for ever because of it."""
+        text = f"table store {self._place.shown}: {type(error).__name__}: {error}"
+        for pending in pendings:
+            pending.error = WireError(kind=ErrorKind.IO_ERROR, message=text)
+            self._requests.end(pending)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._running_loop.create_task(work)
@@ -478,10 +494,3 @@ def _merged(writes: list[Write]) -> list[Write]:
             steps.append(write)
             last[write.info.name] = write
     return steps
-
-
-def _blame_us(pendings: list[Pending], error: Exception) -> None:
-    """A bug of ours: the calls must not wait for ever because of it."""
-    text = f"table store: {type(error).__name__}: {error}"
-    for pending in pendings:
-        pending.error = WireError(kind=ErrorKind.IO_ERROR, message=text)

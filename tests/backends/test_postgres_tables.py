@@ -152,6 +152,25 @@ def test_two_writers_may_make_a_table_at_the_same_time(
     assert rows == [[{"id": 0}, {"id": 1}]] * 20
 
 
+def test_what_the_database_refuses_of_a_group_fails_alone(
+    store: Io, postgres: PostgresServer, settings: dict[str, Any]
+) -> None:
+    ask(store, "upsert_rows", "t", rows=[{"id": 0}], key=["id"])
+    with postgres.session() as session:
+        session.run(f"CREATE TABLE {settings['schema']}.taken(mine int)")
+    replies = store.ask(
+        store.table("upsert_rows", "t", rows=[{"id": 1}]),
+        store.table("upsert_rows", "taken", rows=[{"id": 1}], key=["id"]),
+        store.table("upsert_rows", "new", rows=[{"id": 1}], key=["id"]),
+    )
+    kinds = [reply.error and reply.error.kind for reply in replies]
+    assert kinds == [None, "io_error", None]
+    assert replies[1].error is not None
+    assert replies[1].error.message.endswith('relation "taken" already exists')
+    rows = [ask(store, "get_row", name, key={"id": 1}) for name in ("t", "taken", "new")]
+    assert rows == [{"id": 1}, None, {"id": 1}]
+
+
 # ---- a server that is slow or gone ---------------------------------------------------------------
 
 

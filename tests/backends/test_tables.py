@@ -35,6 +35,13 @@ def test_a_row_comes_back_as_it_was_written_digit_for_digit(store: Io, place: St
     assert (columns, list(rows)) == (["key", "row"], [('["a"]', json.dumps(row))])
 
 
+def test_texts_that_databases_stumble_over_are_kept(store: Io) -> None:
+    rows = [{"id": text, "v": text} for text in ("\0", "'", '"', "\\", "\u2028", "😀", "", "{}")]
+    rows.append({"id": "deep", "v": json.loads("[" * 200 + "]" * 200)})
+    ask(store, "upsert_rows", "t", rows=rows, key=["id"])
+    assert ask(store, "get_rows", "t", keys=[{"id": row["id"]} for row in rows]) == rows
+
+
 def test_an_upsert_replaces_the_row_of_the_same_key_and_the_last_of_equal_keys_stays(
     store: Io,
 ) -> None:
