@@ -252,6 +252,8 @@ async def get_many(
     db: Database, place: PostgresPlace, info: TableInfo, keys: Sequence[str]
 ) -> dict[str, str]:
     """The rows of many keys, as texts; what is not there is left out."""
+    if not keys:
+        return {}  # no key says of which kind the table is
     sql = f"SELECT key, row FROM {_name(place, info)} WHERE key = ANY($1::text[])"
     return {row[0]: row[1] for row in await db.fetch(sql, keys)}
 
@@ -309,7 +311,7 @@ def _bounded(found: str, columns: str) -> str:
     """Of rows ``o, r`` those that fit into one answer and one more, so that no memory is spent on others."""
     size = "octet_length(r::text)"
     summed = f"SELECT o, r, sum({size}) OVER (ORDER BY o) - {size} AS before FROM ({found}) f"
-    return f"SELECT {columns} FROM ({summed}) s WHERE before <= {RESULT_BYTES_MAX} ORDER BY o"
+    return f"SELECT {columns} FROM ({summed}) s WHERE before <= {RESULT_BYTES_MAX} ORDER BY s.o"
 
 
 def whole_table(place: PostgresPlace, info: TableInfo) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from blockx.backends import postgres_store
+from blockx.backends import postgres_store, table_requests
 from blockx.backends.postgres_place import PostgresPlace
 from blockx.errors import UsageError
 from tests.backends.harness import Io, outcome
@@ -169,6 +169,28 @@ def test_what_the_database_refuses_of_a_group_fails_alone(
     assert replies[1].error.message.endswith('relation "taken" already exists')
     rows = [ask(store, "get_row", name, key={"id": 1}) for name in ("t", "taken", "new")]
     assert rows == [{"id": 1}, None, {"id": 1}]
+
+
+def test_rows_that_no_answer_can_hold_are_not_fetched(
+    store: Io, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (postgres_store, table_requests):
+        monkeypatch.setattr(module, "RESULT_BYTES_MAX", 1_000)
+    rows = [{"id": n, "text": "x" * 100} for n in range(100)]
+    ask(store, "upsert_rows", "t", rows=rows, key=["id"])
+    fetched: list[int] = []
+    original = postgres_store.scan
+
+    async def spy(*given: Any) -> list[str]:
+        texts = await original(*given)
+        fetched.append(len(texts))
+        return texts
+
+    monkeypatch.setattr(postgres_store, "scan", spy)
+    assert len(ask(store, "scan", "t", prefix={}, limit=5)) == 5
+    kind, message = ask(store, "scan", "t", prefix={})
+    assert (kind, "ask for fewer rows at once" in message) == ("io_error", True)
+    assert (fetched[0], fetched[1] < 12) == (5, True)
 
 
 # ---- a server that is slow or gone ---------------------------------------------------------------
