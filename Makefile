@@ -18,8 +18,9 @@ unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX
 run: $(VENV)/.installed
 	$(BIN)/python blockx.py --config config.yaml
 
+# make test WITHOUT=postgres leaves out the tests that need the server programs of PostgreSQL.
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto $(if $(WITHOUT),-m 'not $(WITHOUT)')
 
 # Simulated worlds of the dispatcher, one a seed: make sim SEEDS=1000 START=0 RANDOM_SEEDS=20
 SEEDS ?= 300

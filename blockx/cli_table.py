@@ -1,18 +1,21 @@
-"""The verb ``table``: load, dump and query the embedded store of a configuration.
+"""The verb ``table``: load, dump and query the table store of a configuration.
 
 Main thread; thin over ``backends.table_files``. Rows go to stdout as JSON lines, exact to the digit;
-what was done and what is wrong to stderr. A store held in memory has no file and is refused.
+what was done and what is wrong to stderr. Tables held in memory are no store and are refused.
 """
 
 import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blockx.config import LoadedConfig
 from blockx.errors import UsageError
 from blockx.ipc import exact_json
+
+if TYPE_CHECKING:
+    from blockx.backends.table_files import TableFiles
 
 Verbs = Any
 """What ``add_subparsers`` returns; argparse has no public name for it."""
@@ -22,8 +25,8 @@ def add_parser(verbs: Verbs) -> None:
     """Declare ``table load | dump | query``."""
     table = verbs.add_parser(
         "table",
-        help="load, dump and query tables of the embedded store",
-        description="Tables of the embedded store (backends.blockdb.path).",
+        help="load, dump and query tables of the table store",
+        description="Tables of the store: backends.blockdb.path (SQLite) or .url (PostgreSQL).",
         allow_abbrev=False,
     )
     actions = table.add_subparsers(dest="action", metavar="{load,dump,query}", required=True)
@@ -56,42 +59,38 @@ def _action(actions: Verbs, name: str, what: str) -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace, loaded: LoadedConfig) -> int:
     """Carry out one action; 0, or UsageError for whatever the user can mend."""
-    actions: dict[str, Callable[[argparse.Namespace, Path], None]] = {
+    # Imported here: checking the command line does without databases.
+    from blockx.backends.table_access import files_of
+
+    actions: dict[str, Callable[[argparse.Namespace, TableFiles], None]] = {
         "load": _load,
         "dump": _dump,
         "query": _query,
     }
-    blockdb = loaded.config.backends.blockdb
-    if not blockdb.path:
+    store = files_of(loaded)
+    if store is None:
         raise UsageError(
-            f"{loaded.file}: backends.blockdb.path is not set: there is no embedded store;"
-            " name a file, for example data/blockdb.sqlite"
+            f"{loaded.file}: there is no table store: name a file as backends.blockdb.path, for example"
+            " data/blockdb.sqlite, or a PostgreSQL database as backends.blockdb.url"
         )
-    actions[options.action](options, loaded.resolve(blockdb.path))
+    actions[options.action](options, store)
     return 0
 
 
-def _load(options: argparse.Namespace, store: Path) -> None:
-    # Imported here: checking the command line does without SQLite.
-    from blockx.backends import table_files
-
+def _load(options: argparse.Namespace, store: "TableFiles") -> None:
     key = [column.strip() for column in options.key.split(",")] if options.key else None
-    count = table_files.load(store, options.name, Path(options.rows), options.kind, key)
-    sys.stderr.write(f"{options.name}: {count:,} rows loaded into {store}\n")
+    count = store.load(options.name, Path(options.rows), options.kind, key)
+    sys.stderr.write(f"{options.name}: {count:,} rows loaded into {store.shown}\n")
 
 
-def _dump(options: argparse.Namespace, store: Path) -> None:
-    from blockx.backends import table_files
-
-    for line in table_files.dump(store, options.name):
+def _dump(options: argparse.Namespace, store: "TableFiles") -> None:
+    for line in store.dump(options.name):
         sys.stdout.buffer.write(line + b"\n")
     sys.stdout.buffer.flush()
 
 
-def _query(options: argparse.Namespace, store: Path) -> None:
-    from blockx.backends import table_files
-
-    columns, rows = table_files.query(store, options.sql)
+def _query(options: argparse.Namespace, store: "TableFiles") -> None:
+    columns, rows = store.query(options.sql)
     for row in rows:
         record = {
             column: "0x" + value.hex() if isinstance(value, bytes) else value

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -197,10 +197,24 @@ class TableConfig(_Section, frozen=True, kw_only=True):
 
 
 class BlockdbConfig(_Section, frozen=True, kw_only=True):
-    """Tables: embedded in a file, held in memory, or some of each."""
+    """Tables: in a store (a SQLite file or PostgreSQL), held in memory, or some of each."""
 
     path: str = ""
     """SQLite file of the embedded store; made when missing."""
+    url: str = ""
+    """postgresql:// url of a database, instead of a file (extra ``postgres``). Without a password there,
+    PGPASSWORD or ~/.pgpass has it."""
+    schema: Annotated[
+        str,
+        Meta(
+            pattern=r"^[a-z_][a-z0-9_]{0,62}$", description="a name of small letters, digits and _"
+        ),
+    ] = "blockx"
+    """PostgreSQL: the schema that holds the tables; made when missing."""
+    connections_max: Annotated[int, Meta(ge=1, le=64)] = 4
+    """PostgreSQL: connections at once; further reads wait and then leave together."""
+    timeout_ms: Annotated[int, Meta(ge=1, le=600_000)] = 10_000
+    """PostgreSQL: wait for one statement; longer counts as unavailable."""
     memory: dict[str, str] = {}
     """Table name -> JSONL file of its rows; read-only, held in memory."""
     coalesce: bool = True
@@ -466,6 +480,7 @@ def describe(loaded: LoadedConfig, environ: Mapping[str, str]) -> str:
     for chain in tree["backends"]["rpc"].values():
         chain["urls"] = [redact_url(url) for url in chain["urls"]]
         chain["per_url"] = {redact_url(url): own for url, own in chain["per_url"].items()}
+    tree["backends"]["blockdb"]["url"] = redact_database_url(config.backends.blockdb.url)
     for service in tree["backends"]["capabilities"].values():
         service["options"] = dict.fromkeys(
             service["options"], "***"
@@ -491,6 +506,13 @@ def redact_url(url: str) -> str:
     host = parts.netloc.rpartition("@")[2]
     segments = ["***" if len(segment) >= 16 else segment for segment in parts.path.split("/")]
     return f"{parts.scheme}://{host}{'/'.join(segments)}{'?***' if parts.query else ''}"
+
+
+def redact_database_url(url: str) -> str:
+    """The url of a database as it may be shown: scheme, hosts and database."""
+    parts = urlsplit(url)
+    hosts = parts.netloc.rpartition("@")[2] or ",".join(parse_qs(parts.query).get("host", []))
+    return f"{parts.scheme}://{hosts}{parts.path}" if url else ""
 
 
 def _read(path: Path) -> str:
@@ -613,6 +635,7 @@ def _shown(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "nothing", True: "true", False: "false"}[value]
     text = repr(value) if isinstance(value, str) else str(value)
+    text = re.sub(r"//.*@", "//***@", text)  # user and password of an url
     text = text if len(text) <= 60 else f"{text[:57]}..."
     return f"the text {text}" if isinstance(value, str) else text
 
@@ -635,7 +658,8 @@ def _expected(kind: Any) -> str:
     if bare is int:
         return next((f"a whole number from {m.ge} to {m.le}" for m in metas), "a whole number")
     if bare is str:
-        return "a name without spaces, / and @" if any(m.pattern for m in metas) else "text"
+        plain = "a name without spaces, / and @"
+        return next((meta.description or plain for meta in metas if meta.pattern), "text")
     # What is left are the two unions.
     if str in get_args(bare):
         return "the name of a file or a list of calls"
@@ -734,6 +758,7 @@ def _check_job_budget(
 
 def _check_backends(config: Config, document: "Document") -> Iterator[str]:
     blockdb = config.backends.blockdb
+    yield from _check_database(blockdb, document)
     for name in blockdb.memory.keys() & blockdb.tables.keys():
         place = document.at(("backends", "blockdb", "tables", name), key=True)
         yield f"{place}: the table {name} is held in memory; it needs no key here"
@@ -745,6 +770,40 @@ def _check_backends(config: Config, document: "Document") -> Iterator[str]:
         for url in node.per_url.keys() - node.urls:
             place = document.at(("backends", "rpc", chain, "per_url", url), key=True)
             yield f"{place}: backends.rpc.{chain}.per_url: {redact_url(url)} is none of the chain's urls"
+
+
+def _check_database(blockdb: BlockdbConfig, document: "Document") -> Iterator[str]:
+    """What the urls look like is never shown: there may be a password in it."""
+    place = document.at(("backends", "blockdb", "path"))
+    if re.match(r"postgres(ql)?://", blockdb.path):
+        yield f"{place}: backends.blockdb.path: this is the url of a database; its key is backends.blockdb.url"
+    elif blockdb.path and blockdb.url:
+        yield f"{place}: backends.blockdb.path: there is a backends.blockdb.url too; name one store"
+    if blockdb.url and not _is_database_url(blockdb.url):
+        yield (
+            f"{document.at(('backends', 'blockdb', 'url'))}: backends.blockdb.url: expected"
+            " postgresql://user@host:port/database; write special characters of a password as %40 (for @),"
+            " %2F (/), %3A (:), %23 (#)"
+        )
+
+
+def _is_database_url(url: str) -> bool:
+    """Strict, since a part of a badly written password would count as host or database, and be shown."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # brackets that do not match
+        return False
+    user, _, hosts = parts.netloc.rpartition("@")
+    return (
+        parts.scheme in ("postgresql", "postgres")
+        and "@" not in user
+        and user.count(":") <= 1
+        and "@" not in parts.path
+        and not parts.fragment
+        and all(
+            re.fullmatch(r"([\w.-]*|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?", h) for h in hosts.split(",")
+        )
+    )
 
 
 def _is_http_url(url: str) -> bool:

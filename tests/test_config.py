@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from blockx import config as config_module
-from blockx.config import ENVIRONMENT, Config, describe, load_config, redact_url
+from blockx.config import (
+    ENVIRONMENT,
+    Config,
+    describe,
+    load_config,
+    redact_database_url,
+    redact_url,
+)
 from blockx.errors import UsageError
 
 
@@ -337,3 +344,79 @@ def test_no_credentials_are_shown(tmp_path):
     assert "https://node.example:8545/v3/***?***" in text
     assert not [word for word in ("user", "secret", "0123456789", "hidden") if f"{word}" in text]
     assert redact_url("http://127.0.0.1:8545") == "http://127.0.0.1:8545"
+
+
+DATABASE = "postgresql://user:secret@db.example:5432/rows"
+
+
+def test_the_password_of_a_database_is_not_shown(tmp_path):
+    url = f"{DATABASE}?password=hidden&sslmode=require"
+    text = describe(load(tmp_path, f"backends: {{blockdb: {{url: '{url}'}}}}"), {})
+    assert "url: postgresql://db.example:5432/rows\n" in text
+    assert not [word for word in ("user", "secret", "hidden") if word in text]
+    assert redact_database_url("postgresql:///rows?host=/run/pg") == "postgresql:///run/pg/rows"
+
+
+URL_EXPECTED = (
+    "c.yaml:1:27: backends.blockdb.url: expected postgresql://user@host:port/database; write special"
+    " characters of a password as %40 (for @), %2F (/), %3A (:), %23 (#)"
+)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://u:secret@h/d",
+        "postgresql://u:secret@h:port/d",
+        "postgresql://u:se:cret@h/d",
+        "postgresql://u:se@cret@h/d",
+        "postgresql://u:se/cret@h/d",
+        "postgresql://u:se#cret@h/d",
+        "postgresql://u:secret@[h/d",
+    ],
+)
+def test_a_wrong_url_of_a_database_is_refused_and_not_shown(tmp_path, url):
+    text = f"backends: {{blockdb: {{url: '{url}'}}}}"
+    assert mistakes(tmp_path, text) == [URL_EXPECTED]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        DATABASE,
+        "postgres://h/d",
+        "postgresql:///d?host=/run/postgresql",
+        "postgresql://u:a%40b@h1:5432,h2:5433/d?target_session_attrs=primary",
+        "postgresql://u@[::1]:5432/d",
+    ],
+)
+def test_urls_of_databases_are_taken(tmp_path, url):
+    text = f"backends: {{blockdb: {{url: '{url}'}}}}"
+    assert load(tmp_path, text).config.backends.blockdb.url == url
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            f"{{path: '{DATABASE}'}}",
+            "c.yaml:1:28: backends.blockdb.path: this is the url of a database; its key is backends.blockdb.url",
+        ),
+        (
+            f"{{path: a.sqlite, url: '{DATABASE}'}}",
+            "c.yaml:1:28: backends.blockdb.path: there is a backends.blockdb.url too; name one store",
+        ),
+        (
+            f"'{DATABASE}'",
+            "c.yaml:1:21: backends.blockdb: expected keys with values, got the text"
+            " 'postgresql://***@db.example:5432/rows'",
+        ),
+        (
+            "{schema: 'a b'}",
+            "c.yaml:1:30: backends.blockdb.schema: expected a name of small letters, digits and _, got the text"
+            " 'a b'",
+        ),
+    ],
+)
+def test_a_store_in_the_wrong_place_is_told_without_its_password(tmp_path, settings, message):
+    assert mistakes(tmp_path, f"backends: {{blockdb: {settings}}}") == [message]

@@ -20,6 +20,7 @@ from blockx.backends.blockdb import MixedTables
 from blockx.backends.capabilities import make_capability
 from blockx.backends.http_backend import HttpBackend
 from blockx.backends.memory import MemoryTables
+from blockx.backends.postgres_place import place_of
 from blockx.backends.read_cache import ReadCache
 from blockx.backends.replies import failed, named
 from blockx.backends.rpc import RpcBackend
@@ -221,21 +222,9 @@ def build_backends(loaded: LoadedConfig) -> dict[str, Backend]:
         backends["rpc"] = RpcBackend(
             config.rpc, loaded.config.run.io_wait_max_ms, disk, config.rpc_posts_per_s
         )
-    memory = MemoryTables(
-        {name: loaded.resolve(path) for name, path in config.blockdb.memory.items()}
-    )
-    store = SqliteTables(
-        loaded.resolve(config.blockdb.path),
-        {name: table.key for name, table in config.blockdb.tables.items()},
-        loaded.config.run.io_wait_max_ms,
-        coalesce=config.blockdb.coalesce,
-    )
-    if config.blockdb.memory and config.blockdb.path:
-        backends["blockdb"] = MixedTables(memory, store, config.blockdb.memory)
-    elif config.blockdb.memory:
-        backends["blockdb"] = memory
-    elif config.blockdb.path:
-        backends["blockdb"] = store
+    tables = _tables(loaded)
+    if tables is not None:
+        backends["blockdb"] = tables
     if config.http.hosts:
         backends["http"] = HttpBackend(config.http, loaded.config.run.io_wait_max_ms)
     for name, service in config.capabilities.items():
@@ -243,10 +232,30 @@ def build_backends(loaded: LoadedConfig) -> dict[str, Backend]:
     return backends
 
 
+def _tables(loaded: LoadedConfig) -> Backend | None:
+    """The backend ``blockdb``, if there is a store or a table in memory."""
+    config = loaded.config.backends.blockdb
+    memory = MemoryTables({name: loaded.resolve(path) for name, path in config.memory.items()})
+    declared = {name: table.key for name, table in config.tables.items()}
+    io_wait_max_ms = loaded.config.run.io_wait_max_ms
+    store: Backend | None = None
+    if config.url:
+        place = place_of(config)
+        from blockx.backends.postgres_tables import PostgresTables  # its package is an extra
+
+        store = PostgresTables(place, declared, io_wait_max_ms, coalesce=config.coalesce)
+    elif config.path:
+        file = loaded.resolve(config.path)
+        store = SqliteTables(file, declared, io_wait_max_ms, coalesce=config.coalesce)
+    if not config.memory:
+        return store
+    return memory if store is None else MixedTables(memory, store, config.memory)
+
+
 def _unknown_backend(name: str, configured: list[str]) -> str:
     there = named(configured, "none is configured")
     how = {
-        "blockdb": "; add backends.blockdb.path (a SQLite file) to config.yaml",
+        "blockdb": "; add backends.blockdb.path (a SQLite file) or .url (PostgreSQL) to config.yaml",
         "http": "; add the hosts that may be reached under backends.http.hosts to config.yaml",
         "rpc": "; add a chain with its urls under backends.rpc to config.yaml",
     }.get(name, "")
