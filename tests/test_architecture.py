@@ -38,7 +38,7 @@ LAYERS: dict[str, set[str]] = {
     "dispatcher": {"errors", "config"},
     "supervisor": COMMON | {"ipc"},
     "backends": COMMON | {"ipc"},
-    "executor": {"errors", "config", "ipc", "sdk", "function", "functions", "http"},
+    "executor": {"errors", "config", "ipc", "sdk", "function", "functions", "http", "audit"},
     "transport": COMMON | RECORDS | {"ipc"},
     "jobs": COMMON | RECORDS | {"ipc", "functions"},
     "actor": COMMON | {"dispatcher", "ipc", "functions"},

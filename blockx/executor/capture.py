@@ -72,7 +72,8 @@ _set_traceback: Callable[[BaseException, None], None] = _DESCRIPTORS["__tracebac
 _get_args: Callable[[BaseException], tuple[Any, ...]] = _DESCRIPTORS["args"].__get__
 _get_members: Callable[[BaseException], tuple[BaseException, ...]]
 _get_members = vars(BaseExceptionGroup)["exceptions"].__get__
-_get_class_name: Callable[[type], str] = vars(type)["__name__"].__get__
+class_name: Final[Callable[[type], str]] = vars(type)["__name__"].__get__
+"""Of the class itself: its metaclass may be the user's, with a ``__name__`` of its own."""
 
 _SYS: Final = vars(sys)
 """Attributes of ``sys``; as a dict, since a call may have deleted one."""
@@ -120,7 +121,7 @@ def _title(error: BaseException) -> str:
     """``ClassName: text``, not yet shortened."""
     if issubclass(type(error), LoadError):
         return str(error)
-    name, text = _get_class_name(type(error)), _guarded(_error_text, error)
+    name, text = class_name(type(error)), _guarded(_error_text, error)
     return f"{name}: {text}" if text else name
 
 
@@ -131,7 +132,7 @@ def _guarded(make: Callable[[Any], str], value: Any) -> str:
     except CallSignal:
         raise
     except BaseException as trouble:  # noqa: BLE001 - user code; whatever it raises becomes text
-        return f"<no text: {_get_class_name(type(trouble))} while it was made>"
+        return f"<no text: {class_name(type(trouble))} while it was made>"
 
 
 def _error_text(error: BaseException) -> str:
