@@ -9,8 +9,16 @@ from collections.abc import Iterator
 
 from blockx.audit.names import Names, imported
 from blockx.audit.rules import RULES
-from blockx.audit.source import SourceError, Tree, check_compiles, parse, shown
-from blockx.audit.verdict import FINDINGS_MAX, Report, Verdict
+from blockx.audit.source import (
+    SOURCE_BYTES_MAX,
+    TOO_LARGE,
+    SourceError,
+    Tree,
+    check_compiles,
+    parse,
+    shown,
+)
+from blockx.audit.verdict import FINDINGS_MAX, Report, Verdict, refused
 
 _REPORTED_MAX = 200
 """Names of one kind in a report."""
@@ -25,6 +33,18 @@ _ARGUMENTS = {
     "blockx_sdk.call_subfunc": ("functions", 0, "function_id"),
 }
 """What a call names: which list of the report, the position of the argument, its keyword."""
+
+
+def audit_bytes(data: bytes) -> Verdict:
+    """Judge a file as it is on disk: what is no UTF-8, or too large, is refused unparsed."""
+    if len(data) > SOURCE_BYTES_MAX:
+        return refused("source", TOO_LARGE)
+    try:
+        source = data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        return refused("source", f"no UTF-8 ({error.reason}); save the file as UTF-8", line)
+    return audit_source(source)
 
 
 def audit_source(source: str) -> Verdict:

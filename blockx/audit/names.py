@@ -15,12 +15,17 @@ from blockx.audit.tables import PRELUDE_PATHS
 BindingKind = Literal["import", "class", "function", "parameter", "value"]
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
-_NAMED: Final[dict[BindingKind, tuple[type[ast.AST], ...]]] = {
-    "function": (ast.FunctionDef, ast.AsyncFunctionDef),
-    "class": (ast.ClassDef,),
-    "value": (ast.ExceptHandler, ast.MatchAs, ast.MatchStar),
-}
-"""Nodes that bind the text in their field ``name``."""
+_NAMED: Final[tuple[tuple[type[ast.AST], str, BindingKind], ...]] = (
+    (ast.FunctionDef, "name", "function"),
+    (ast.AsyncFunctionDef, "name", "function"),
+    (ast.ClassDef, "name", "class"),
+    (ast.arg, "arg", "parameter"),
+    (ast.ExceptHandler, "name", "value"),
+    (ast.MatchAs, "name", "value"),
+    (ast.MatchStar, "name", "value"),
+    (ast.MatchMapping, "rest", "value"),
+)
+"""Nodes that bind a name which they hold as a text (or None): type, field, what it makes of the name."""
 _HOPS_MAX: Final = 1_000
 """Names followed from one expression; more only in a source made to be slow, and then it counts as the host's."""
 
@@ -52,6 +57,9 @@ class Names:
 
     def __init__(self, tree: Tree) -> None:
         self._scope_of: dict[ast.AST, Scope] = {}
+        self._paths: dict[tuple[str, Scope], list[str]] = {}
+        self._hosts: dict[tuple[str, Scope], bool] = {}
+        """Answers given: a source may bind and read one name thousands of times."""
         self.module = Scope("module")
         for name, path in PRELUDE_PATHS.items():
             self.module.bindings[name] = [Binding("import", path)]
@@ -75,16 +83,24 @@ class Names:
             attributes.append(node.attr)
             node = node.value
         if not isinstance(node, ast.Name):
-                case _:
             return []
-        _scope, bindings = self.lookup(node)
+        key = node.id, self._scope_of[node]
+        if key not in self._paths:
+            _scope, bindings = self.lookup(node)
+            self._paths[key] = list(dict.fromkeys(b.path for b in bindings if b.kind == "import"))
         tail = "".join(f".{name}" for name in reversed(attributes))
-        return [binding.path + tail for binding in bindings if binding.kind == "import"]
+        return [path + tail for path in self._paths[key]]
 
-    def may_be_host(self, expression: ast.expr) -> bool:
-        """Whether an expression may give a host object itself, taken by name and not made by a call."""
+    def may_be_host(self, name: ast.Name) -> bool:
+        """Whether a name may mean a host object itself, passed on from name to name and not made by a call."""
+        key = name.id, self._scope_of[name]
+        if key not in self._hosts:
+            self._hosts[key] = self._leads_to_host(name)
+        return self._hosts[key]
+
+    def _leads_to_host(self, name: ast.Name) -> bool:
         seen: set[int] = set()
-        pending: list[ast.expr] = [expression]
+        pending: list[ast.expr] = [name]
         while pending:
             node = pending.pop()
             if id(node) in seen:
@@ -132,15 +148,11 @@ class Names:
             if not isinstance(node.ctx, ast.Load):
                 value = _taken_from(tree, node)
                 yield self._bound_in(tree, node), node.id, Binding("value", value=value)
-        for kind, types in _NAMED.items():
-            for node in tree.of(*types):
-                if node.name is not None:
-                    yield self._scope_of[node], node.name, Binding(kind)
-        for node in tree.of(ast.arg):
-            yield self._scope_of[node], node.arg, Binding("parameter")
-        for node in tree.of(ast.MatchMapping):
-            if node.rest is not None:
-                yield self._scope_of[node], node.rest, Binding("value")
+        for node_type, field_name, kind in _NAMED:
+            for node in tree.of(node_type):
+                name = getattr(node, field_name)
+                if name is not None:
+                    yield self._scope_of[node], name, Binding(kind)
         for node in tree.of(ast.Import, ast.ImportFrom):
             for name, path in imported(node):
                 yield self._scope_of[node], name, Binding("import", path)

@@ -61,24 +61,28 @@ def check_syntax(tree: Tree, _names: Names) -> Iterator[Finding]:
 
 def check_imports(tree: Tree, names: Names) -> Iterator[Finding]:
     """Pairs of module and name that the table lists; a module itself is never a value."""
-    for statement in tree.of(ast.Import):
-        for alias in statement.names:
-            if alias.name not in ALLOWED_IMPORTS:
-                yield tree.finding("import", alias, _no_module(alias.name))
-    for source in tree.of(ast.ImportFrom):
-        module = source.module or ""
-        if source.level or module not in ALLOWED_IMPORTS:
-            yield tree.finding("import", source, _no_module("." * source.level + module))
-            continue
-        for alias in source.names:
-            if alias.name not in ALLOWED_IMPORTS[module]:
-                yield tree.finding("import", alias, _no_name(module, alias.name))
     for statement in tree.of(ast.Import, ast.ImportFrom):
+        yield from _check_import(tree, statement)
         if names.scope_kind(statement) == "class":
             what = "an import in a class body makes a module an attribute; import above the class"
             yield tree.finding("import", statement, what)
     for node in tree.of(ast.Name, ast.Attribute):
         yield from _check_module_use(tree, names, node)
+
+
+def _check_import(tree: Tree, statement: ast.Import | ast.ImportFrom) -> Iterator[Finding]:
+    if isinstance(statement, ast.Import):
+        for alias in statement.names:
+            if alias.name not in ALLOWED_IMPORTS:
+                yield tree.finding("import", alias, _no_module(alias.name))
+        return
+    module = "." * statement.level + (statement.module or "")
+    if module not in ALLOWED_IMPORTS:
+        yield tree.finding("import", statement, _no_module(module))
+        return
+    for alias in statement.names:
+        if alias.name not in ALLOWED_IMPORTS[module]:
+            yield tree.finding("import", alias, _no_name(module, alias.name))
 
 
 def _check_module_use(

@@ -15,6 +15,7 @@ from blockx.functions.entry import CODING, COMPILE_ERRORS, UTF8_NAMES, quiet_com
 
 SOURCE_BYTES_MAX: Final = 256 * 1024
 """Of an audited source; the parser takes some hundred times as much memory. More: refused."""
+TOO_LARGE: Final = f"more than {SOURCE_BYTES_MAX:,} bytes; move data into a table"
 NODES_MAX: Final = 100_000
 """Syntax nodes of one source. More: refused."""
 DEPTH_MAX: Final = 120
@@ -134,7 +135,7 @@ def _check_text(source: str) -> None:
             column,
         )
     if len(source.encode()) > SOURCE_BYTES_MAX:
-        raise _refused(f"more than {SOURCE_BYTES_MAX:,} bytes; move data into a table", 0, 0)
+        raise _refused(TOO_LARGE, 0, 0)
     for number, line_text in enumerate(_LINE_END.split(source, 2)[:2], 1):
         declared = CODING.match(line_text.removeprefix("\ufeff"))
         if declared and declared[1].lower() not in UTF8_NAMES:
