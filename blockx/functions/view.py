@@ -108,7 +108,7 @@ class FunctionView:
 
     def _read(self, folder: Path) -> None:
         bytes_read = 0
-        for path in _python_files(folder):
+        for path in python_files(folder):
             if len(self._unresolved) == FUNCTION_FILES_MAX:
                 raise UsageError(
                     f"functions.path: {folder} has more than {FUNCTION_FILES_MAX:,} .py files; "
@@ -134,7 +134,7 @@ class FunctionView:
         return list(dict.fromkeys([*same, *close]))[:_SUGGESTIONS]
 
 
-def _python_files(folder: Path) -> Iterator[Path]:
+def python_files(folder: Path) -> Iterator[Path]:
     """The .py files below a folder, in a fixed order; a folder that links reach again, once."""
     if not folder.is_dir():
         raise UsageError(
