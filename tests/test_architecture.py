@@ -22,13 +22,14 @@ MODULES = {
 }
 TREES = {name: ast.parse(path.read_text(), path) for name, path in MODULES.items()}
 
-COMMON = {"errors", "config", "observability"}
+COMMON = {"errors", "config", "observability", "redact"}
 RECORDS = {"dispatcher.model", "dispatcher.events", "dispatcher.commands"}
 LAYERS: dict[str, set[str]] = {
     "": {"sdk"},  # the package itself: blockx.capability
     "errors": set(),
     "strict_yaml": {"errors"},
-    "config": {"errors", "strict_yaml"},
+    "redact": set(),
+    "config": {"errors", "strict_yaml", "redact"},
     "observability": {"errors", "config"},
     "ipc": {"errors"},
     "sdk": {"errors"},

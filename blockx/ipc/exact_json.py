@@ -18,7 +18,6 @@ Law, from the design, section 3:
 Limits: ``DEPTH_MAX``, ``NODES_MAX``, ``TEXT_CHARS_MAX``, ``INTEGER_CHARS_MAX``; bytes are limited by ``frames``.
 """
 
-import contextlib
 import dataclasses
 import enum
 import math
@@ -195,9 +194,10 @@ def _text_chars(item: object, children: Sequence[object], kinds: set[type]) -> i
         chars += sum([len(text) for text in get_referents(*inner) if type(text) is str])
     if issubclass(type(item), dict):
         inner.append(list(dict.keys(item)))  # type: ignore[arg-type]
-    with contextlib.suppress(TypeError):  # a key that is no text: the walk will count
-        chars += sum(map(len, chain.from_iterable(inner)))
-    return chars
+    try:
+        return chars + sum(map(str.__len__, chain.from_iterable(inner)))
+    except TypeError:  # a key that is no text: the walk will count
+        return chars
 
 
 def _children(item: Any) -> list[object] | tuple[object, ...] | None:
