@@ -103,6 +103,7 @@ class AttemptRunner:
         context.cpu_ns += self.step_cpu_ns
 
     def _load(self, context: ExecContext) -> LoadedFunction:
+        self._loader.check_audit(context.function_id, context.digest, context.audit)
         return self._loader.load(
             context.task_id,
             context.function_id,
