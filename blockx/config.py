@@ -146,8 +146,8 @@ class FunctionsConfig(_Section, frozen=True, kw_only=True):
 
     path: str = "functions"
     """Folder of .py files; a function's id is its path without suffix."""
-    mode: Literal["open"] = "open"
-    """open: any Python."""
+    mode: Literal["open", "restricted"] = "open"
+    """open: any Python; restricted: what the audit accepts, in a namespace of its own."""
     env: list[str] = []
     """Names of environment variables that functions may see."""
 

@@ -34,6 +34,7 @@ LAYERS: dict[str, set[str]] = {
     "ipc": {"errors"},
     "sdk": {"errors"},
     "functions": {"errors"},
+    "audit": {"errors", "ipc", "functions"},
     "function": {"errors", "sdk"},
     "http": {"errors", "sdk", "ipc"},
     "dispatcher": {"errors", "config"},
@@ -52,7 +53,7 @@ BOTH_PROCESS_KINDS = {"app", "local"}
 
 MAIN_ONLY = {"aiohttp", "loguru", "numpy", "rich", "uvloop"}
 """Libraries that must not be loaded in an executor: they cost it memory and start-up time."""
-IN_EXECUTORS = {"dispatcher", "executor", "function", "functions", "http", "ipc", "sdk"}
+IN_EXECUTORS = {"audit", "dispatcher", "executor", "function", "functions", "http", "ipc", "sdk"}
 
 DISPATCHER_LIBRARIES = {
     "collections", "dataclasses", "enum", "heapq", "itertools", "math", "random", "typing",

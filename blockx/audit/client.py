@@ -12,6 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
@@ -20,8 +21,9 @@ from typing import Final, Self
 import msgspec
 
 from blockx.audit.daemon import AuditReply, AuditRequest
-from blockx.audit.verdict import Verdict, audit_token, refused
+from blockx.audit.verdict import Verdict, audit_token, refusal, refused
 from blockx.errors import PeerProtocolError, UsageError
+from blockx.functions.entry import USER_FILE_PREFIX
 from blockx.ipc.frames import FrameDecoder, encode_frame
 
 WALL_LIMIT_S: Final = 60.0
@@ -76,6 +78,14 @@ class Auditor:
             else:
                 self._verdicts.move_to_end(token)
             return verdict
+
+    def judge(self, function_id: str, source: str) -> tuple[str, str | None]:
+        """``functions.view.Judge``: the token of an accepted source, or why it is refused."""
+        data = source.encode()
+        verdict = self.audit(data)
+        if verdict.accepted:
+            return audit_token(sha256(data).hexdigest()), None
+        return "", refusal(f"{USER_FILE_PREFIX}{function_id}.py", verdict)
 
     def close(self) -> None:
         """End the daemon; a later question starts another one."""
@@ -145,6 +155,11 @@ class Auditor:
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait()
+
+
+def auditor_of(mode: str) -> AbstractContextManager[Auditor | None]:
+    """For ``functions.mode``: an auditor, ended with the block; None in open mode."""
+    return Auditor() if mode == "restricted" else nullcontext()
 
 
 _SPLIT: Final = "it is no honest source, or it must be split"

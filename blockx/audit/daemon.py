@@ -16,7 +16,7 @@ from blockx.audit.verdict import Verdict, refused
 from blockx.ipc.frames import FrameDecoder, encode_frame
 
 CPU_LIMIT_S: Final = 5.0
-"""CPU time of one audit; then SIGPROF ends the process, in the middle of C code too. The worst accepted source needs 2 s."""
+"""CPU time of one audit; then SIGPROF ends the process, in the middle of C code too. Known sources need up to 3 s."""
 MEMORY_LIMIT_BYTES: Final = 1024 * 1024 * 1024
 """Address space; more is a MemoryError, hence a refusal. The largest source needs a quarter."""
 _READ_BYTES: Final = 64 * 1024

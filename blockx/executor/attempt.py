@@ -114,6 +114,7 @@ class AttemptRunner:
         context.cpu_ns += self.step_cpu_ns
 
     def _load(self, context: ExecContext) -> LoadedFunction:
+        self._loader.check_audit(context.function_id, context.digest, context.audit)
         return self._loader.load(
             context.task_id,
             context.function_id,
@@ -121,6 +122,7 @@ class AttemptRunner:
             context.entry,
             self._runtime.bridge.do_function_code_req,
             self._check_running,
+            restricted=bool(context.audit),
         )
 
     def _check_running(self) -> None:

@@ -132,7 +132,7 @@ class ExecContext:
     """One attempt of one call."""
 
     __slots__ = (
-        "args", "arrived_ns", "attempt_seq", "body_started", "budget_ns", "call_id", "call_seq",
+        "args", "arrived_ns", "attempt_seq", "audit", "body_started", "budget_ns", "call_id", "call_seq",
         "cancel_reason", "counts", "cpu_mark_ns", "cpu_ns", "deadline_ns", "debug", "digest", "entry", "function_id",
         "greenlet", "held_ns", "in_user", "io_ns", "is_over", "last_operation", "limits", "output", "parent_call_id",
         "queued", "raises", "refused_since_ns", "remote_error", "remote_kind", "request_id", "signal_kind", "sleep_ns",
@@ -145,7 +145,7 @@ class ExecContext:
         self.task_id = payload.task_id
         self.function_id = payload.function_id
         self.digest = payload.function_code_digest
-        self.entry = payload.entry_selector
+        self.entry, self.audit = payload.entry_selector, payload.audit
         self.args = payload.args
         self.attempt_seq = payload.attempt_seq
         self.call_seq = payload.call_seq

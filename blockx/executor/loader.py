@@ -31,6 +31,7 @@ from sys import modules as _sys_modules
 from types import CodeType, ModuleType
 from typing import Any, Final
 
+from blockx.audit.verdict import audit_token
 from blockx.errors import FunctionCodeFetchError, UsageError
 from blockx.executor.restricted import RestrictedNamespace
 from blockx.functions.entry import (
@@ -124,13 +125,33 @@ def code_cache_entries(environ: Mapping[str, str]) -> int:
 class Loader:
     """Loads functions for the calls of this process. Main thread only."""
 
-    def __init__(self, code_cache_entries: int = CODE_CACHE_ENTRIES) -> None:
+    def __init__(
+        self, code_cache_entries: int = CODE_CACHE_ENTRIES, *, requires_audit: bool = False
+    ) -> None:
+        self._requires_audit = requires_audit
         self._code_cache_entries = code_cache_entries
         self._compiled: OrderedDict[tuple[str, str], _Compiled] = OrderedDict()
         self._loaded: dict[tuple[str, str, str, bool], LoadedFunction] = {}
         self._tasks: dict[str, _TaskModules] = {}
         self._sequence = 0
         self._prelude = _resolve_prelude()
+
+    def check_audit(self, function_id: str, digest: str, audit: str) -> None:
+        """The audit gate: an audit that came with a call must be of this source and of our rules.
+
+        Raises:
+            LoadFailedError: it is not, or there is none in restricted mode.
+        """
+        if (self._requires_audit or audit) and audit != audit_token(digest):
+            found = (
+                f"an audit of other rules or another source ({audit[:80]!r})"
+                if audit
+                else "no audit"
+            )
+            raise LoadFailedError(
+                f'LoadError: function "{function_id}" came with {found}; in restricted mode main sends one '
+                "with every call, so main and its executors are of different versions"
+            )
 
     def load(
         self,
