@@ -99,7 +99,8 @@ def failure_report(error: BaseException, is_user_file: UserFiles) -> FailureRepo
     For a failed load the report is about the exception in the module's body.
 
     Raises:
-        CallSignal: the call was told to stop while its ``__str__`` or ``__repr__`` ran.
+        CallSignal: the call was told to stop while the ``__str__`` of an exception ran. (While the ``__repr__`` of
+            a local variable did, only the variables are missing.)
     """
     is_user = is_user_file if callable(is_user_file) else is_user_file.__contains__
     cause = error
@@ -108,7 +109,10 @@ def failure_report(error: BaseException, is_user_file: UserFiles) -> FailureRepo
     try:
         title = _title(cause)
         stack = _stack_text(cause, title, is_user)
-        local_vars = _local_variables(cause, is_user)
+        try:
+            local_vars = _local_variables(cause, is_user)
+        except CallSignal as signal:
+            local_vars = {"...": f"not shown: {class_name(type(signal))} while their repr was made"}
     finally:
         _clear_tracebacks(error)
     return FailureReport(_cut(title, _MESSAGE_BYTES_MAX), stack, local_vars)
