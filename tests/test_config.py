@@ -7,15 +7,9 @@ from pathlib import Path
 import pytest
 
 from blockx import config as config_module
-from blockx.config import (
-    ENVIRONMENT,
-    Config,
-    describe,
-    load_config,
-    redact_database_url,
-    redact_url,
-)
+from blockx.config import ENVIRONMENT, Config, describe, load_config
 from blockx.errors import UsageError
+from blockx.redact import redact_database_url
 
 
 def load(tmp_path, text, environ=None):
@@ -341,9 +335,8 @@ def test_the_effective_configuration_is_itself_a_configuration(tmp_path):
 def test_no_credentials_are_shown(tmp_path):
     url = "https://user:secret@node.example:8545/v3/0123456789abcdef?key=hidden"
     text = describe(load(tmp_path, f"backends: {{rpc: {{dev: {{urls: ['{url}']}}}}}}"), {})
-    assert "https://node.example:8545/v3/***?***" in text
+    assert "https://node.example:8545/***\n" in text
     assert not [word for word in ("user", "secret", "0123456789", "hidden") if f"{word}" in text]
-    assert redact_url("http://127.0.0.1:8545") == "http://127.0.0.1:8545"
 
 
 DATABASE = "postgresql://user:secret@db.example:5432/rows"
@@ -409,7 +402,7 @@ def test_urls_of_databases_are_taken(tmp_path, url):
         (
             f"'{DATABASE}'",
             "c.yaml:1:21: backends.blockdb: expected keys with values, got the text"
-            " 'postgresql://***@db.example:5432/rows'",
+            " 'postgresql://db.example:5432/***'",
         ),
         (
             "{schema: 'a b'}",

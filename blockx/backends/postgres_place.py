@@ -6,8 +6,9 @@ Any thread. Does not import asyncpg, which is an extra.
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 
-from blockx.config import BlockdbConfig, redact_database_url
+from blockx.config import BlockdbConfig
 from blockx.errors import UsageError
+from blockx.redact import redact_database_url
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,3 +20,5 @@ class ExecutorLaunch:
     """Stored only; main enforces it."""
     memory_mark_bytes: int = 0
     """Resident memory above which the executor collects its garbage. 0: never."""
+    requires_audit: bool = False
+    """``functions.mode: restricted``: load nothing that comes without an audit."""
