@@ -279,6 +279,9 @@ REFUSED: dict[str, list[str]] = {
         "def _(p):\n    int.x = 1",
         "def _(p):\n    print.x = 1",
         "def _(p):\n    (p or int).x = 1",
+        "def isinstance(x, t):\n    t.get_row = 1\n\ndef _(p):\n    isinstance(p, Table)",
+        "from dataclasses import dataclass, fields\n\n@dataclass\nclass A:\n    t: Table\n\n"
+        "fields(A)[0].type.get_row = 1",
     ],
     "class": [
         "class A(metaclass=int):\n    pass",
@@ -308,6 +311,10 @@ REFUSED: dict[str, list[str]] = {
         "@Table\nclass A:\n    pass",
         "@(d := print)\ndef g():\n    pass",
         "@print\nasync def g():\n    pass",
+        "from collections import Counter\nfrom dataclasses import dataclass\ndataclass(Counter)",
+        "import dataclasses\nfrom blockx.errors import ReadError\ndataclasses.dataclass(init=False)(ReadError)",
+        "from collections import Counter\nfrom dataclasses import dataclass\nx = [*map(dataclass, [Counter])]",
+        "from dataclasses import dataclass\nd = dataclass\n\n@d\nclass A:\n    pass",
         "class A:\n    @print\n    def g(self):\n        pass",
     ],
     "match": [
@@ -335,6 +342,8 @@ REFUSED: dict[str, list[str]] = {
         "x = '\ud800'",
         "x = 1\r# a line that some readers do not see\n",
         "# \x1b[2K",
+        "x\u3164 = 1",
+        "# tags \U000e0041",
         "# seen as a line end by some\u2028x = 1",
         "x = " + "(" * 300 + "1" + ")" * 300,
         "x = " + "[" * 130 + "]" * 130,
