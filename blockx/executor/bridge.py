@@ -26,7 +26,17 @@ from blockx.errors import (
     SubcallFailedError,
     read_error,
 )
-from blockx.executor.context import NEVER_NS, NS_PER_MS, ExecContext, ExecState, Wake
+from blockx.executor.context import (
+    NEVER_NS,
+    NS_PER_MS,
+    WAITING_FUNCTION_CODE,
+    WAITING_IO,
+    WAITING_SLEEP,
+    WAITING_SUBCALL,
+    ExecContext,
+    ExecState,
+    Wake,
+)
 from blockx.ipc import exact_json
 from blockx.ipc.frames import FrameTooLargeError
 from blockx.ipc.messages import CallWaiting, CallWaitingPayload, WaitKind, WireError
@@ -115,16 +125,14 @@ class SdkBridge:
         context.last_operation = f"sub-call {function_id}"
         wake = self._ask(
             context,
-            ExecState.WAITING_SUBCALL,
+            WAITING_SUBCALL,
             CallWaitingPayload(
                 wait_kind=WaitKind.SUBCALL,
                 task_id=context.task_id,
                 attempt_seq=context.attempt_seq,
                 function_id=function_id,
                 args=Raw(exact_json.encode(args if isinstance(args, list) else [args])),
-                granted_budget_ms=context.budget_left_ms(
-                    _monotonic_ns(), ExecState.WAITING_SUBCALL
-                ),
+                granted_budget_ms=context.budget_left_ms(_monotonic_ns(), WAITING_SUBCALL),
             ),
         )
         if wake.error is not None:
@@ -160,7 +168,7 @@ class SdkBridge:
             else:
                 followers.append(context)
                 try:
-                    wake = self._ask(context, ExecState.WAITING_FUNCTION_CODE, None)
+                    wake = self._ask(context, WAITING_FUNCTION_CODE, None)
                 except BaseException:
                     if context in followers:
                         followers.remove(context)
@@ -179,7 +187,7 @@ class SdkBridge:
         )
         wake = shared = Wake(lead=True)
         try:
-            wake = self._ask(context, ExecState.WAITING_FUNCTION_CODE, payload)
+            wake = self._ask(context, WAITING_FUNCTION_CODE, payload)
             shared = Wake(wake.result, wake.sidecar, wake.error)
         finally:
             del self._fetches[digest]
@@ -299,7 +307,7 @@ class SdkBridge:
         context.last_operation = f"{backend} {operation}"
         wake = self._ask(
             context,
-            ExecState.WAITING_IO,
+            WAITING_IO,
             CallWaitingPayload(
                 wait_kind=WaitKind.IO,
                 task_id=context.task_id,
@@ -325,11 +333,11 @@ class SdkBridge:
             now_ns = _monotonic_ns()
             context.check(now_ns)
             # A sleep that outlasts the budget ends with it.
-            left_ns = context.wait_left_ns(now_ns, ExecState.WAITING_SLEEP)
+            left_ns = context.wait_left_ns(now_ns, WAITING_SLEEP)
             due_ns = now_ns + min(asked_ns, left_ns)
             context.last_operation = "sleep"
             try:
-                self.wait(context, ExecState.WAITING_SLEEP, None, due_ns if asked_ns else 0)
+                self.wait(context, WAITING_SLEEP, None, due_ns if asked_ns else 0)
             finally:
                 context.sleep_ns += max(0, min(context.step_started_ns, due_ns) - now_ns)
             context.check(_monotonic_ns())

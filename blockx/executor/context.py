@@ -50,19 +50,21 @@ class ExecState(enum.IntEnum):
     DONE = 6
 
 
-_WAITING: Final = frozenset(
-    {
-        ExecState.WAITING_IO,
-        ExecState.WAITING_SUBCALL,
-        ExecState.WAITING_FUNCTION_CODE,
-        ExecState.WAITING_SLEEP,
-    }
-)
+# Under their own names: before Python 3.12 a member looked up in its class costs 0.1 us, 15 times a read.
+RUNNABLE: Final = ExecState.RUNNABLE
+RUNNING: Final = ExecState.RUNNING
+WAITING_IO: Final = ExecState.WAITING_IO
+WAITING_SUBCALL: Final = ExecState.WAITING_SUBCALL
+WAITING_FUNCTION_CODE: Final = ExecState.WAITING_FUNCTION_CODE
+WAITING_SLEEP: Final = ExecState.WAITING_SLEEP
+DONE: Final = ExecState.DONE
+
+_WAITING: Final = frozenset({WAITING_IO, WAITING_SUBCALL, WAITING_FUNCTION_CODE, WAITING_SLEEP})
 _LEGAL: Final[dict[ExecState, frozenset[ExecState]]] = {
-    ExecState.RUNNABLE: frozenset({ExecState.RUNNING, ExecState.DONE}),
-    ExecState.RUNNING: _WAITING | {ExecState.DONE},
-    **dict.fromkeys(_WAITING, frozenset({ExecState.RUNNING, ExecState.DONE})),
-    ExecState.DONE: frozenset(),
+    RUNNABLE: frozenset({RUNNING, DONE}),
+    RUNNING: _WAITING | {DONE},
+    **dict.fromkeys(_WAITING, frozenset({RUNNING, DONE})),
+    DONE: frozenset(),
 }
 _LEGAL_BITS: Final = [sum(1 << to for to in _LEGAL[state]) for state in ExecState]
 """The same by index and bit: an enum member is hashed by a Python function, 0.3 us a move."""
@@ -161,7 +163,7 @@ class ExecContext:
         self.arrived_ns = now_ns
         self.counts = counts
         """Contexts by state, shared with the runtime."""
-        self.state = ExecState.RUNNABLE
+        self.state = RUNNABLE
         counts[0] += 1
         self.queued = False
         """In a run queue, or about to be switched in."""
@@ -225,9 +227,9 @@ class ExecContext:
         if self.limits is None:
             return left
         own_left = {
-            ExecState.WAITING_IO: self.limits.io_ns - self.io_ns,
-            ExecState.WAITING_SUBCALL: self.limits.subcall_ns - self.subcall_ns,
-            ExecState.WAITING_SLEEP: self.limits.sleep_ns - self.sleep_ns,
+            WAITING_IO: self.limits.io_ns - self.io_ns,
+            WAITING_SUBCALL: self.limits.subcall_ns - self.subcall_ns,
+            WAITING_SLEEP: self.limits.sleep_ns - self.sleep_ns,
         }
         return min(left, own_left.get(state, NEVER_NS))
 

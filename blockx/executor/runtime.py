@@ -33,7 +33,19 @@ from blockx.executor.blocking import BLOCKED_NS, BlockWatch
 from blockx.executor.bridge import SdkBridge
 from blockx.executor.call_log import CallLog
 from blockx.executor.capture import CallOutput, OutputCapture
-from blockx.executor.context import NS_PER_MS, NS_PER_US, Counts, ExecContext, ExecState, Wake
+from blockx.executor.context import (
+    DONE,
+    NS_PER_MS,
+    NS_PER_US,
+    RUNNING,
+    WAITING_FUNCTION_CODE,
+    WAITING_IO,
+    WAITING_SUBCALL,
+    Counts,
+    ExecContext,
+    ExecState,
+    Wake,
+)
 from blockx.executor.interrupts import Alarm
 from blockx.executor.loader import Loader
 from blockx.executor.memory import ABI_CACHE_ENTRIES, AbiCaches, Garbage
@@ -97,9 +109,9 @@ LANES_POOLED_MAX: Final = 256
 UNLIMITED_CONTEXTS: Final = 1 << 30
 """``availableContexts`` of an executor without a limit (the specification)."""
 _RESUMES: Final = {
-    WaitKind.IO: ExecState.WAITING_IO,
-    WaitKind.SUBCALL: ExecState.WAITING_SUBCALL,
-    WaitKind.FUNCTION_CODE: ExecState.WAITING_FUNCTION_CODE,
+    WaitKind.IO: WAITING_IO,
+    WaitKind.SUBCALL: WAITING_SUBCALL,
+    WaitKind.FUNCTION_CODE: WAITING_FUNCTION_CODE,
 }
 _STATE_WORDS: Final = slice(STATE_RUNNABLE, STATE_DONE + 1)
 
@@ -355,8 +367,8 @@ class ExecutorRuntime:
         if self.channel.terminal_frames and context.digest in self._long_digests:
             self._flush_before_long(context.digest)
         context.queued = False
-        if context.state is not ExecState.RUNNING:
-            context.move(ExecState.RUNNING)
+        if context.state is not RUNNING:
+            context.move(RUNNING)
         start_ns = _monotonic_ns()
         self.running = context
         row = self._row
@@ -368,11 +380,11 @@ class ExecutorRuntime:
             self._alarm.distrust()
         self.running = None
         end_ns = _monotonic_ns()
-        if context.state is ExecState.DONE:
+        if context.state is DONE:
             self._park_lane(lane)
         else:
             self._attempts.charge_step(context, end_ns)
-            if context.state is ExecState.RUNNING:
+            if context.state is RUNNING:
                 self._on_stray_switch(context, lane)
         if self._attempts.step_cpu_ns >= LONG_STEP_NS or end_ns - start_ns >= LONG_BLOCK_NS:
             self._after_long_step(context, start_ns, end_ns)
@@ -488,8 +500,8 @@ class ExecutorRuntime:
 
     def _discard(self, context: ExecContext) -> None:
         """The attempt is over."""
-        context.move(ExecState.DONE)
-        self._counts[ExecState.DONE] = 0  # counted are resident attempts
+        context.move(DONE)
+        self._counts[DONE] = 0  # counted are resident attempts
         if not context.stale:
             self._leave(context)
         self.counters["finished"] += 1
