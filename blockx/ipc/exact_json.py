@@ -21,7 +21,7 @@ Limits: ``DEPTH_MAX``, ``NODES_MAX``, ``INTEGER_CHARS_MAX``; bytes are limited b
 import dataclasses
 import enum
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, date, datetime
 from gc import is_tracked
 from typing import Any, Final
@@ -102,7 +102,8 @@ def encode(value: object) -> bytes:
             raise cause from None  # a signal raised in _reduce, which orjson turned into this
         return _encode_slowly(value)
     # orjson writes NaN and infinities as null: where null stands, one of them may have been meant.
-    if b"null" in data and _may_hold_nan(value):
+    # (``find``: ``in`` first tries to take the bytes for a number, 0.1 us.)
+    if data.find(b"null") >= 0 and _may_hold_nan(value):
         return _encode_slowly(value)
     return data
 
@@ -127,33 +128,40 @@ def _is_bounded(value: object, levels: int) -> bool:
         InexactValueError: more than ``NODES_MAX`` members.
         _Refusal: a dataclass cannot be read.
     """
-    level = [value]
+    level: list[Any] = [value]
     members = 0
-    for _ in range(levels):
+    while level:
+        if not levels:
+            return False
+        levels -= 1
         below: list[object] = []
         for item in level:
-            children = _children(item)
-            if children is None:
-                return False
+            kind = type(item)
+            if (
+                kind is list or kind is tuple
+            ):  # the usual ones, here: this is half of what a read's encoding costs
+                children = item
+            elif kind is dict:
+                children = item.values()
+            else:
+                children = _children(item)
+                if children is None:
+                    return False
             members += len(children)
             if members > NODES_MAX:
                 # Said at once: the walk that finds paths would take seconds to come so far.
                 raise InexactValueError("$", _TOO_MANY)
             below.extend(filter(is_tracked, children))
-        if not below:
-            return True
         level = below
-    return False
+    return True
 
 
-def _children(item: Any) -> list[object] | tuple[object, ...] | None:
-    """What a container holds, read without asking an overridden method; () of anything else.
+def _children(item: Any) -> Collection[object] | None:
+    """What another container holds, read without asking an overridden method; () of anything else.
 
     None for an Enum: orjson 3.13 crashes the process when the user's ``value`` property raises.
     """
     kind = type(item)
-    if kind is list or kind is tuple:
-        return item  # type: ignore[no-any-return] # either of the two
     if issubclass(kind, enum.Enum):
         return None
     if issubclass(kind, dict):
