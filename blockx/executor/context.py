@@ -11,7 +11,7 @@ import enum
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from blockx.errors import (
     CallCancelledError,
@@ -104,30 +104,18 @@ class Counts(Protocol):
     def __setitem__(self, index: int, value: int, /) -> None: ...
 
 
-class Wake:
+class Wake(Struct, eq=False, gc=False):
     """What wakes a parked call: an answer of main, a source from a neighbour, or nothing but time."""
 
-    __slots__ = ("budget_used_ns", "error", "io_ns", "lead", "result", "sidecar")
-
-    def __init__(
-        self,
-        result: Raw = NULL,
-        sidecar: bytes | None = None,
-        error: WireError | None = None,
-        *,
-        io_ns: int = 0,
-        budget_used_ns: int = 0,
-        lead: bool = False,
-    ) -> None:
-        self.result = result
-        self.sidecar = sidecar
-        self.error = error
-        self.io_ns = io_ns
-        """Charged as IO, at most the whole wait."""
-        self.budget_used_ns = budget_used_ns
-        """Charged as sub-call, at most the whole wait."""
-        self.lead = lead
-        """The leader of a shared source fetch is gone: ask for it yourself."""
+    result: Raw = NULL
+    sidecar: bytes | None = None
+    error: WireError | None = None
+    io_ns: int = 0
+    """Charged as IO, at most the whole wait."""
+    budget_used_ns: int = 0
+    """Charged as sub-call, at most the whole wait."""
+    lead: bool = False
+    """The leader of a shared source fetch is gone: ask for it yourself."""
 
 
 class ExecContext:
@@ -221,11 +209,11 @@ class ExecContext:
 
     def wait_left_ns(self, now_ns: int, state: "ExecState") -> int:
         """How long a wait of that kind may take: what is left of the whole, and of its part."""
+        if self.limits is None:
+            return self.left_ns(now_ns)
         left = self.budget_ns - self.used_ns(now_ns) if self.budget_ns else NEVER_NS
         if self.deadline_ns:
             left = min(left, self.deadline_ns - now_ns)
-        if self.limits is None:
-            return left
         own_left = {
             WAITING_IO: self.limits.io_ns - self.io_ns,
             WAITING_SUBCALL: self.limits.subcall_ns - self.subcall_ns,
@@ -233,10 +221,14 @@ class ExecContext:
         }
         return min(left, own_left.get(state, NEVER_NS))
 
-    def budget_left_ms(self, now_ns: int, state: "ExecState") -> float:
-        """For the wire, where 0 means no limit: what a wait may take, at least a microsecond."""
-        left = self.wait_left_ns(now_ns, state)
-        return 0.0 if left >= NEVER_NS else max(left / NS_PER_MS, 0.001)
+    def budget_left_ms(self, now_ns: int, state: "ExecState", left_ns: int) -> float:
+        """For the wire, where 0 means no limit: what a wait may take, at least a microsecond.
+
+        ``left_ns``: as ``left_ns`` or ``check`` just said.
+        """
+        if self.limits is not None:
+            left_ns = self.wait_left_ns(now_ns, state)
+        return 0.0 if left_ns >= NEVER_NS else max(left_ns / NS_PER_MS, 0.001)
 
     def deadline_expired_reason(self, now_ns: int) -> str | None:
         """Why the call must end, or None. The one decision point; the budget comes before the deadline."""
@@ -291,10 +283,11 @@ class ExecContext:
             return CallDeadlineExceededError(reason)
         return None
 
-    def check(self, now_ns: int) -> None:
-        """A safe point: raises the pending signal, again each time."""
-        if self.cancel_reason is None and self.left_ns(now_ns) > 0:
-            return
-        signal = self.pending_signal(now_ns)
-        if signal is not None:
-            raise signal
+    def check(self, now_ns: int) -> int:
+        """A safe point: raises the pending signal, again each time. Returns the time left."""
+        left_ns = self.left_ns(now_ns)
+        if self.cancel_reason is not None or left_ns <= 0:
+            signal = self.pending_signal(now_ns)
+            if signal is not None:
+                raise signal
+        return left_ns

@@ -249,14 +249,14 @@ class ExecutorRuntime:
             return
         if context.span is not None:
             context.span.event("receive ResumeCall", context.request_id, _monotonic_ns())
-        wake = Wake(
+        context.wake = Wake(
             payload.result,
             sidecar,
             payload.error,
-            io_ns=payload.io_us * NS_PER_US,
-            budget_used_ns=int(payload.budget_used_ms * NS_PER_MS),
+            payload.io_us * NS_PER_US,
+            int(payload.budget_used_ms * NS_PER_MS),
         )
-        self.wake(context, wake)
+        self._queue.push(context)
 
     def cancel_call(self, message: CancelCall, _sidecar: bytes | None = None) -> None:
         """Have an attempt end: its signal is raised where it waits, or before it starts."""
@@ -442,6 +442,7 @@ class ExecutorRuntime:
             self._tasks.release_all()
             self.memory_bytes = self._garbage.collect()
         self._publish(now_ns)
+        self._attempts.turn_began()
         return now_ns
 
     def _clean_lane(self) -> greenlet:
@@ -633,7 +634,6 @@ class ExecutorRuntime:
 def _missing_fields(message: ExecuteCall) -> list[str]:
     """Wire names of the ids that an ExecuteCall lacks."""
     payload = message.payload
-    names = ("callId", "taskId", "functionId", "functionCodeDigest", "entrySelector", "attemptSeq")
     values = (
         message.call_id,
         payload.task_id,
@@ -642,8 +642,7 @@ def _missing_fields(message: ExecuteCall) -> list[str]:
         payload.entry_selector,
         payload.attempt_seq > 0,
     )
-    return (
-        []
-        if all(values)
-        else [name for name, value in zip(names, values, strict=True) if not value]
-    )
+    if all(values):
+        return []
+    names = ("callId", "taskId", "functionId", "functionCodeDigest", "entrySelector", "attemptSeq")
+    return [name for name, value in zip(names, values, strict=True) if not value]
