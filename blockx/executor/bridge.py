@@ -243,10 +243,11 @@ class SdkBridge:
         if wake is not None:
             # What main says it cost, but never more than the wait took.
             waited_ns = resumed_ns - now_ns
-            if wake.io_ns > 0:
-                context.io_ns += min(wake.io_ns, waited_ns)
-            if wake.budget_used_ns > 0:
-                context.subcall_ns += min(wake.budget_used_ns, waited_ns)
+            io_ns, subcall_ns = wake.io_ns, wake.budget_used_ns
+            if io_ns or subcall_ns:
+                context.charge_wait(
+                    max(0, min(io_ns, waited_ns)), max(0, min(subcall_ns, waited_ns)), 0
+                )
         context.check(resumed_ns)
         assert wake is not None, f"{context.call_id} was woken without an answer"
         return wake
@@ -263,9 +264,9 @@ class SdkBridge:
         context.in_user = False
         try:
             now_ns = _monotonic_ns()
-            left_ns = context.check(now_ns)
+            context.check(now_ns)
             if payload is not None:
-                self._send(context, state, payload, sidecar, now_ns, left_ns)
+                self._send(context, state, payload, sidecar, now_ns)
                 payload = None  # what has been sent is not kept while thousands wait
             return self.wait(context, state, now_ns)
         except FrameTooLargeError as error:
@@ -282,11 +283,10 @@ class SdkBridge:
         payload: CallWaitingPayload,
         sidecar: bytes | None,
         now_ns: int,
-        left_ns: int,
     ) -> None:
         """Queue CallWaiting. Raises FrameTooLargeError, and nothing was sent then."""
         runtime = self._runtime
-        payload.budget_left_ms = context.budget_left_ms(now_ns, state, left_ns)
+        payload.budget_left_ms = context.budget_left_ms(now_ns, state)
         if state is WAITING_SUBCALL:
             payload.granted_budget_ms = payload.budget_left_ms
         request_id = runtime.next_request_id()
@@ -349,7 +349,8 @@ class SdkBridge:
             try:
                 self.wait(context, WAITING_SLEEP, now_ns, due_ns if asked_ns else 0)
             finally:
-                context.sleep_ns += max(0, min(context.step_started_ns, due_ns) - now_ns)
+                slept_ns = max(0, min(context.step_started_ns, due_ns) - now_ns)
+                context.charge_wait(0, 0, slept_ns)
             context.check(_monotonic_ns())
         finally:
             context.in_user = True

@@ -122,8 +122,8 @@ class ExecContext:
     """One attempt of one call."""
 
     __slots__ = (
-        "args", "arrived_ns", "attempt_seq", "body_started", "budget_ns", "call_id", "call_seq",
-        "cancel_reason", "counts", "cpu_mark_ns", "cpu_ns", "deadline_ns", "debug", "digest", "entry", "function_id",
+        "args", "arrived_ns", "attempt_seq", "body_started", "budget_ns", "call_id", "call_seq", "cancel_reason",
+        "counts", "cpu_mark_ns", "cpu_ns", "deadline_ns", "debug", "digest", "entry", "expires_ns", "function_id",
         "greenlet", "held_ns", "in_user", "io_ns", "last_operation", "limits", "output", "parent_call_id", "queued",
         "raises", "refused_since_ns", "remote_error", "remote_kind", "request_id", "signal_kind", "sleep_ns",
         "sleep_seq", "span", "stale", "state", "step_started_ns", "subcall_ns", "task_id", "wake",
@@ -164,9 +164,9 @@ class ExecContext:
         self.wake: Wake | None = None
         self.sleep_seq = 0
         """Which entry of the sleepers' heap is ours; older ones are void."""
-        self.step_started_ns = self.cpu_mark_ns = 0
+        self.step_started_ns = self.cpu_mark_ns = self.expires_ns = 0
         """When it was switched in, 0 while it is not running; with limits of the parts, the thread's CPU
-        clock then."""
+        clock then; the first moment at which it can run into a limit, so that ``check`` only compares."""
         self.held_ns = self.cpu_ns = self.io_ns = self.subcall_ns = self.sleep_ns = 0
         """The account so far: wall time switched in, CPU time of it, and the three kinds of waiting."""
         self.cancel_reason: str | None = None
@@ -207,13 +207,29 @@ class ExecContext:
             left = min(left, *(limit - used for _, used, limit in self._parts(self.limits)))
         return min(left, self.deadline_ns - now_ns) if self.deadline_ns else left
 
+    def begin_step(self, now_ns: int) -> int:
+        """It is switched in. Returns the time until it can run into a limit."""
+        if self.limits is not None:
+            self.cpu_mark_ns = _thread_time_ns()
+        self.step_started_ns = now_ns
+        left_ns = self.left_ns(now_ns)
+        self.expires_ns = now_ns + left_ns
+        return left_ns
+
+    def charge_wait(self, io_ns: int, subcall_ns: int, sleep_ns: int) -> None:
+        """What the wait cost that the running step began with."""
+        self.io_ns += io_ns
+        self.subcall_ns += subcall_ns
+        self.sleep_ns += sleep_ns
+        self.expires_ns -= io_ns + subcall_ns + sleep_ns
+
     def wait_left_ns(self, now_ns: int, state: "ExecState") -> int:
         """How long a wait of that kind may take: what is left of the whole, and of its part."""
-        if self.limits is None:
-            return self.left_ns(now_ns)
         left = self.budget_ns - self.used_ns(now_ns) if self.budget_ns else NEVER_NS
         if self.deadline_ns:
             left = min(left, self.deadline_ns - now_ns)
+        if self.limits is None:
+            return left
         own_left = {
             WAITING_IO: self.limits.io_ns - self.io_ns,
             WAITING_SUBCALL: self.limits.subcall_ns - self.subcall_ns,
@@ -221,13 +237,9 @@ class ExecContext:
         }
         return min(left, own_left.get(state, NEVER_NS))
 
-    def budget_left_ms(self, now_ns: int, state: "ExecState", left_ns: int) -> float:
-        """For the wire, where 0 means no limit: what a wait may take, at least a microsecond.
-
-        ``left_ns``: as ``left_ns`` or ``check`` just said.
-        """
-        if self.limits is not None:
-            left_ns = self.wait_left_ns(now_ns, state)
+    def budget_left_ms(self, now_ns: int, state: "ExecState") -> float:
+        """For the wire, where 0 means no limit: what a wait may take, at least a microsecond."""
+        left_ns = self.wait_left_ns(now_ns, state)
         return 0.0 if left_ns >= NEVER_NS else max(left_ns / NS_PER_MS, 0.001)
 
     def deadline_expired_reason(self, now_ns: int) -> str | None:
@@ -283,11 +295,9 @@ class ExecContext:
             return CallDeadlineExceededError(reason)
         return None
 
-    def check(self, now_ns: int) -> int:
-        """A safe point: raises the pending signal, again each time. Returns the time left."""
-        left_ns = self.left_ns(now_ns)
-        if self.cancel_reason is not None or left_ns <= 0:
+    def check(self, now_ns: int) -> None:
+        """A safe point of the running call: raises the pending signal, again each time."""
+        if self.cancel_reason is not None or now_ns >= self.expires_ns:
             signal = self.pending_signal(now_ns)
             if signal is not None:
                 raise signal
-        return left_ns

@@ -117,7 +117,6 @@ _STATE_WORDS: Final = slice(STATE_RUNNABLE, STATE_DONE + 1)
 
 # Bound before user code can replace it.
 _monotonic_ns = time.monotonic_ns
-_thread_time_ns = time.thread_time_ns
 
 
 class ExecutorRuntime:
@@ -371,10 +370,8 @@ class ExecutorRuntime:
             context.move(RUNNING)
         start_ns = _monotonic_ns()
         self.running = context
-        row = self._row
         self._announce(context, start_ns)
-        context.step_started_ns = start_ns
-        self._alarm.enter(context.left_ns(start_ns))
+        self._alarm.enter(context.begin_step(start_ns))
         lane.switch(switch_in)
         if self._ambient.restore():  # while the row names the call: it may run code of that call
             self._alarm.distrust()
@@ -389,9 +386,8 @@ class ExecutorRuntime:
         if self._attempts.step_cpu_ns >= LONG_STEP_NS or end_ns - start_ns >= LONG_BLOCK_NS:
             self._after_long_step(context, start_ns, end_ns)
         self._last_active_ns = end_ns
-        if row is not None:
-            row.scheduler[RUNNING_CALL_SEQ] = 0
-            row.write_scheduler()
+        if self._row is not None:
+            self._row.clear_running()
         self.channel.flush_if_due(end_ns)
 
     def plan_wake(self, context: ExecContext, due_ns: int) -> None:
@@ -613,8 +609,6 @@ class ExecutorRuntime:
 
     def _announce(self, context: ExecContext, now_ns: int) -> None:
         """Write who is entered now: what blame relies on. Counters follow at the end of the turn."""
-        if context.limits is not None:
-            context.cpu_mark_ns = _thread_time_ns()
         row = self._row
         if row is None:
             return
