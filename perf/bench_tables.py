@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench_e2e import machine
+from harness import machine
 
 from blockx.backends.scope import IoReply, IoRequest
 from blockx.backends.table_files import load
