@@ -84,6 +84,9 @@ class PartLimits(NamedTuple):
     sleep_ns: int
 
 
+_NO_LIMITS_MS: Final = (0, 0, 0, 0)
+
+
 def _part_limits(payload: ExecuteCallPayload) -> PartLimits | None:
     limits_ms = (
         payload.cpu_limit_ms,
@@ -91,7 +94,7 @@ def _part_limits(payload: ExecuteCallPayload) -> PartLimits | None:
         payload.subcall_limit_ms,
         payload.sleep_limit_ms,
     )
-    if not any(limits_ms):
+    if limits_ms == _NO_LIMITS_MS:
         return None
     return PartLimits(*(ms * NS_PER_MS if ms else NEVER_NS for ms in limits_ms))
 
@@ -238,8 +241,11 @@ class ExecContext:
         return min(left, own_left.get(state, NEVER_NS))
 
     def budget_left_ms(self, now_ns: int, state: "ExecState") -> float:
-        """For the wire, where 0 means no limit: what a wait may take, at least a microsecond."""
-        left_ns = self.wait_left_ns(now_ns, state)
+        """For the wire, where 0 means no limit: what a wait of the running call may take, at least a microsecond."""
+        if self.limits is None and not self.deadline_ns:  # mostly so: the moment is known
+            left_ns = self.expires_ns - now_ns if self.budget_ns else NEVER_NS
+        else:
+            left_ns = self.wait_left_ns(now_ns, state)
         return 0.0 if left_ns >= NEVER_NS else max(left_ns / NS_PER_MS, 0.001)
 
     def deadline_expired_reason(self, now_ns: int) -> str | None:
