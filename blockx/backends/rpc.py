@@ -52,6 +52,7 @@ TASKS_COUNTED_MAX = 1_024
 """Tasks whose counters are kept. Full: those of the oldest task go."""
 CACHE_ENTRY_BYTES = 200
 """What an entry of the cache costs beside key and value."""
+_NO_PIN = Pin.NONE
 
 
 class _Reader(msgspec.Struct, eq=False):
@@ -210,7 +211,10 @@ class RpcBackend:
         now = monotonic()
         try:
             params = decode_params(request.params)
-            chain = self._chain(params.chain)
+            name = params.chain
+            chain = self._only if name is None else self._chains.get(name)
+            if chain is None:
+                raise self._no_chain(name)
         except (msgspec.MsgspecError, RecursionError) as error:
             text = (
                 f"{request.operation}: the parameters of a node request are not understood: {error}"
@@ -270,10 +274,7 @@ class RpcBackend:
 
     # ---- from a request to a question ------------------------------------------------------------
 
-    def _chain(self, name: str | None) -> _Chain:
-        chain = self._only if name is None else self._chains.get(name)
-        if chain is not None:
-            return chain
+    def _no_chain(self, name: str | None) -> ReadFailedError:
         there = named(sorted(self._chains), "none")
         if name is None:
             text = f"name the chain of this request: chain=…; there are: {there}"
@@ -281,7 +282,7 @@ class RpcBackend:
             text = (
                 f"there is no chain {name!r} under backends.rpc in config.yaml; there are: {there}"
             )
-        raise ReadFailedError(ErrorKind.IO_ERROR, text)
+        return ReadFailedError(ErrorKind.IO_ERROR, text)
 
     def _task(self, chain: _Chain, task_id: str) -> _ChainTask:
         """A task's first read of a chain."""
@@ -304,11 +305,11 @@ class RpcBackend:
     def _ask_plain(self, chain: _Chain, reader: _Reader, params: Params) -> None:
         method = reader.request.operation
         known = READ_METHODS.get(method)
-        body = question_body(method, bytes(params.params))
+        body = question_body(method, params.params)
         if known is None:
             self._ask_writing(chain, reader, body)
             return
-        immutable = known.immutable or (known.pin is not Pin.NONE and b'"blockHash"' in body)
+        immutable = known.immutable or (known.pin is not _NO_PIN and body.find(b'"blockHash"') >= 0)
         self._ask(chain, reader, body, method, cached=immutable, block_known=False)
 
     def _ask_at(
@@ -383,6 +384,7 @@ class RpcBackend:
             counters=task.counters,
             done=self._answered,
             chain=chain,
+            readers=[reader],
             block_known=block_known,
             cache=cache,
             disk=disk,
@@ -392,9 +394,9 @@ class RpcBackend:
         presence = chain.multicall if shared.method == "eth_call" else None
         if presence is not None and height is not None and presence.covers(height, task.ask):
             shared.ride = ride_of(params)
+        reader.question = shared
         if chain.config.merge_reads:
             chain.inflight[key] = shared
-        self._join(reader, shared)
         if disk is None:
             chain.link.ask(shared, reader.arrived_at)
         else:

@@ -166,7 +166,7 @@ def _head(method: str) -> bytes:
 _HEADS: Final = {method: _head(method) for method in READ_METHODS}
 
 
-def question_body(method: str, params: bytes) -> bytes:
+def question_body(method: str, params: bytes | Raw) -> bytes:
     """A request's body from its method on; ``member`` puts the id before it."""
     return b"%b%b}" % (_HEADS.get(method) or _head(method), params)
 

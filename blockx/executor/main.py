@@ -12,6 +12,7 @@ reached; 3 our bug (the story is in the log).
 
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -28,7 +29,7 @@ from blockx.executor import capture, descriptors
 from blockx.executor.call_log import CallLog
 from blockx.executor.loader import Loader, code_cache_entries
 from blockx.executor.log import Log
-from blockx.executor.memory import abi_cache_entries
+from blockx.executor.memory import GC_OBJECTS, abi_cache_entries
 from blockx.executor.runtime import ExecutorRuntime
 from blockx.executor.session import UdsSession
 from blockx.executor.tracing import Settings, start_tracer
@@ -89,6 +90,7 @@ def _serve(
     descriptors.protect({log.fileno(), session.fileno()})
     os.environ[RUNTIME_VARIABLE] = "1"
     termination = _Termination()
+    gc.set_threshold(GC_OBJECTS, *gc.get_threshold()[1:])
     runtime = ExecutorRuntime(
         launch.executor_id,
         Loader(code_cache_entries(os.environ), requires_audit=launch.requires_audit),

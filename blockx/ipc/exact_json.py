@@ -21,7 +21,7 @@ Limits: ``DEPTH_MAX``, ``NODES_MAX``, ``TEXT_CHARS_MAX``, ``INTEGER_CHARS_MAX``;
 import dataclasses
 import enum
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from datetime import UTC, date, datetime
 from gc import get_referents, is_tracked
 from itertools import chain, filterfalse
@@ -114,7 +114,8 @@ def encode(value: object) -> bytes:
             raise cause from None  # a signal raised in _reduce, which orjson turned into this
         return _encode_slowly(value)
     # orjson writes NaN and infinities as null: where null stands, one of them may have been meant.
-    if b"null" in data and _may_hold_nan(value):
+    # (``find``: ``in`` first tries to take the bytes for a number, 0.1 us.)
+    if data.find(b"null") >= 0 and _may_hold_nan(value):
         return _encode_slowly(value)
     return data
 
@@ -142,14 +143,22 @@ def _is_bounded(value: object, levels: int, *, is_decoded: bool = False) -> bool
         TooLargeValueError: more than ``TEXT_CHARS_MAX`` characters.
         _Refusal: a dataclass cannot be read.
     """
-    level = [value]
+    level: list[Any] = [value]
     members = chars = 0
-    for _ in range(levels):
+    while level and levels:
+        levels -= 1
         below: list[object] = []
         for item in level:
-            children = _children(item)
-            if children is None:
-                return False
+            kind = type(item)
+            # The usual ones are here: a call for each would be half of what encoding a read costs.
+            if kind is list or kind is tuple:
+                children = item
+            elif kind is dict:
+                children = item.values()
+            else:
+                children = _children(item)
+                if children is None:
+                    return False
             members += len(children)
             if members > NODES_MAX:
                 # Said at once: the walk that finds paths would take seconds to come so far.
@@ -163,13 +172,9 @@ def _is_bounded(value: object, levels: int, *, is_decoded: bool = False) -> bool
                 chars += _text_chars(item, children, kinds)
                 if chars > TEXT_CHARS_MAX:
                     raise TooLargeValueError("$", _TOO_LONG)
-                below.extend(filter(is_tracked, children))
-                if tuple in kinds:
-                    below.extend([c for c in children if type(c) is tuple and not is_tracked(c)])
-        if not below:
-            return True
+                below.extend(_levels_of(children, kinds))
         level = below
-    return False
+    return not level
 
 
 def _is_level(child: object) -> bool:
@@ -178,7 +183,15 @@ def _is_level(child: object) -> bool:
     return is_tracked(child) or kind is tuple or (kind is dict and len(child) > FEW_MEMBERS)  # type: ignore[arg-type]
 
 
-def _text_chars(item: object, children: Sequence[object], kinds: set[type]) -> int:
+def _levels_of(children: Collection[object], kinds: set[type]) -> list[object]:
+    """The members of a large container that are looked into. ``kinds``: their types."""
+    found = list(filter(is_tracked, children))
+    if tuple in kinds:
+        found += [child for child in children if type(child) is tuple and not is_tracked(child)]
+    return found
+
+
+def _text_chars(item: object, children: Collection[object], kinds: set[type]) -> int:
     """Characters of the texts that are written for a container, those of innermost objects included.
 
     ``kinds``: the types of its children. 0.2 us for each small row of a long list, more than encoding it.
@@ -200,14 +213,12 @@ def _text_chars(item: object, children: Sequence[object], kinds: set[type]) -> i
         return chars
 
 
-def _children(item: Any) -> list[object] | tuple[object, ...] | None:
-    """What a container holds, read without asking an overridden method; () of anything else.
+def _children(item: Any) -> Collection[object] | None:
+    """What another container holds, read without asking an overridden method; () of anything else.
 
     None for an Enum: orjson 3.13 crashes the process when the user's ``value`` property raises.
     """
     kind = type(item)
-    if kind is list or kind is tuple:
-        return item  # type: ignore[no-any-return] # either of the two
     if issubclass(kind, enum.Enum):
         return None
     if issubclass(kind, dict):

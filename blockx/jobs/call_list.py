@@ -32,6 +32,8 @@ ARGS_BYTES_MAX = FRAME_BYTES_MAX - 64 * 1024
 rejected."""
 UNKNOWN_NAMES_MAX = 1_000
 """Names of missing functions whose message is kept. Full: forgotten, and worked out again."""
+FIRST_ROWS_MAX = 512
+"""Calls of a list's first batch: the executors begin while the next one is read, which takes 5 us a call."""
 DIGEST_BYTES = 8
 """Of a call, for the journal: enough to see that a line has changed."""
 
@@ -113,6 +115,7 @@ class CallListSource:
             READ_ERRORS: the list cannot be read on.
         """
         batch = StreamBatch(self._index, [], [])
+        rows_max = self._rows_max if self._index else min(self._rows_max, FIRST_ROWS_MAX)
         args_bytes = 0
         for number, raw, error in self._lines:
             batch.numbers.append(number)
@@ -124,10 +127,7 @@ class CallListSource:
             else:
                 batch.rejected.append(call)
                 args_bytes += len(raw)
-            if (
-                self._index - batch.first_index >= self._rows_max
-                or args_bytes >= self._args_bytes_max
-            ):
+            if self._index - batch.first_index >= rows_max or args_bytes >= self._args_bytes_max:
                 break
         return batch if batch.count else None
 

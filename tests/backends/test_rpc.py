@@ -117,6 +117,30 @@ def test_beside_a_post_on_its_way_reads_wait_a_moment_for_company(io: StartIo, n
     assert [len(post) for post in node.posts] == [1, 2]
 
 
+def test_enough_reads_leave_at_once_although_a_post_is_on_its_way(
+    io: StartIo, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc_node, "LINGER_BELOW", 2)
+    service = io(rpc=dev(node))
+    node.gate.clear()
+    requests = [service.rpc("web3_sha3", hex(n)) for n in range(4)]
+    service.service.submit(requests[:1])
+    assert node.arrived.acquire(timeout=10)
+    loop, accept = service.service._loop, service.service._accept
+    assert loop is not None
+
+    def a_group_and_one_more() -> None:
+        accept(requests[1:3])
+        loop.call_soon(accept, requests[3:])
+
+    loop.call_soon_threadsafe(a_group_and_one_more)
+    for _ in range(2):
+        assert node.arrived.acquire(timeout=10)
+    node.gate.set()
+    service.replies_to(*requests)
+    assert [len(post) for post in node.posts] == [1, 2, 1]
+
+
 def test_a_result_too_long_for_a_frame_fails_that_read(
     io: StartIo, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
