@@ -238,6 +238,8 @@ class CapabilityConfig(_Section, frozen=True, kw_only=True):
     """``grpc``, or the name of an entry point of the group ``blockx.backends``."""
     options: dict[str, Any] = {}
     """Its own settings; for grpc: target (host:port), tls (false), timeout_ms (10000)."""
+    reads_only: bool = False
+    """None of its operations changes anything, so a dry run may ask it."""
 
 
 class BackendsConfig(_Section, frozen=True, kw_only=True):
