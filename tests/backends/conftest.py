@@ -1,5 +1,6 @@
 """What the tests of the backends share."""
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,6 +26,15 @@ def io(tmp_path: Path) -> Iterator[Callable[..., Io]]:
     yield start
     for service in started:
         service.stop()
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def loop_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each test twice: as without the extra ``fast``, and with it."""
+    kind: str = request.param
+    if kind == "asyncio":
+        monkeypatch.setitem(sys.modules, "uvloop", None)  # an import of it fails
+    return kind
 
 
 @pytest.fixture

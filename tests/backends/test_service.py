@@ -1,5 +1,6 @@
 """The io thread: grouping, unknown names, failing backends, order, the end."""
 
+import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,8 @@ from tests.backends.harness import Io, outcome
 
 StartIo = Callable[..., Io]
 
+pytestmark = pytest.mark.usefixtures("loop_kind")
+
 
 class Echo:
     """A backend that answers with the parameters; ``fail`` makes it raise, ``hold`` makes it keep quiet."""
@@ -20,9 +23,11 @@ class Echo:
         self.threads: set[str] = set()
         self.story: list[str] = []
         self.closed = False
+        self.loop = ""
 
     async def start(self) -> None:
         self.threads.add(threading.current_thread().name)
+        self.loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
 
     def submit(self, request: IoRequest, reply: Reply) -> None:
         self.threads.add(threading.current_thread().name)
@@ -57,6 +62,10 @@ def echo() -> Echo:
 @pytest.fixture
 def service(tmp_path: Path, echo: Echo) -> Io:
     return Io(tmp_path, {}, {"echo": echo})
+
+
+def test_the_loop_is_uvloops_where_it_is_installed(service: Io, echo: Echo, loop_kind: str) -> None:
+    assert echo.loop == loop_kind
 
 
 def test_replies_of_one_turn_come_as_one_group_on_the_io_thread(service: Io, echo: Echo) -> None:
