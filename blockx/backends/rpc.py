@@ -82,6 +82,10 @@ class _SharedQuestion(Question, eq=False, kw_only=True):
     disk: TaskDisk | None = None
     """Where it is looked for before the node is asked, and kept under ``disk_key``."""
     disk_key: bytes = b""
+    key: bytes
+    """For merging and the task's cache: what it asks."""
+    verified: tuple[TaskPins, BlockRef] | None = None
+    """The node was told a height alone: the answer counts if that is still this block."""
 
 
 ChainPins = Callable[[str, dict[str, Any]], None]
@@ -161,7 +165,7 @@ class _Chain:
         self.link = link
         self.tasks: dict[str, _ChainTask] = {}
         self.inflight: dict[bytes, _SharedQuestion] = {}
-        """Questions that further readers may join, by body."""
+        """Questions that further readers may join, by their key."""
         self.multicall = Presence() if config.multicall_max > 1 else None
 
 
@@ -326,6 +330,7 @@ class RpcBackend:
         what = f"{reader.request.operation} at block {block.name}"
         # By number alone means final: such an answer holds for ever.
         disk = reader.task.disk if block.hash is None else None
+        by_height = block.hash is not None and READ_METHODS[method].pin is Pin.NUMBER
         self._ask(
             chain,
             reader,
@@ -336,6 +341,7 @@ class RpcBackend:
             disk=disk,
             params=placed,
             height=block.number,
+            verified=block if by_height else None,
         )
 
     def _ask(
@@ -350,17 +356,20 @@ class RpcBackend:
         disk: TaskDisk | None = None,
         params: bytes = b"",
         height: int | None = None,
+        verified: BlockRef | None = None,
     ) -> None:
         """A read: from the cache, joined to one on its way, from disk (by ``params``), or asked."""
         task = reader.task
+        # Tasks may have pinned different blocks of one height.
+        key = body if verified is None else b"%b %b" % (body, (verified.hash or "").encode())
         cache = task.cache if cached else None
         if cache is not None:
-            result = cache.get(body)
+            result = cache.get(key)
             if result is not None:
                 task.counters.cache_hits += 1
                 self._end(reader, result, None)
                 return
-        shared = chain.inflight.get(body)
+        shared = chain.inflight.get(key)
         if shared is not None:
             task.counters.merged += 1
             self._join(reader, shared)
@@ -375,12 +384,14 @@ class RpcBackend:
             block_known=block_known,
             cache=cache,
             disk=disk,
+            key=key,
+            verified=None if verified is None else (task.pins, verified),
         )
         presence = chain.multicall if shared.method == "eth_call" else None
         if presence is not None and height is not None and presence.covers(height, task.ask):
             shared.ride = ride_of(params)
         if chain.config.merge_reads:
-            chain.inflight[body] = shared
+            chain.inflight[key] = shared
         self._join(reader, shared)
         if disk is None:
             chain.link.ask(shared, reader.arrived_at)
@@ -410,6 +421,7 @@ class RpcBackend:
             done=self._written,
             chain=chain,
             is_read=False,
+            key=body,
         )
         self._join(reader, shared)
         chain.link.ask(shared, monotonic())
@@ -441,14 +453,26 @@ class RpcBackend:
 
     def _close_to_joiners(self, shared: _SharedQuestion) -> None:
         inflight = shared.chain.inflight
-        if inflight.get(shared.body) is shared:
-            del inflight[shared.body]
+        if inflight.get(shared.key) is shared:
+            del inflight[shared.key]
 
     def _answered(self, question: Question, result: bytes | None, error: WireError | None) -> None:
         assert isinstance(question, _SharedQuestion), "own questions are answered to the pins"
+        if question.verified is None or result is None:
+            self._hand_out(question, result, error)
+            return
+        pins, block = question.verified
+        pins.verify(
+            block, lambda gone: self._hand_out(question, result if gone is None else None, gone)
+        )
+
+    def _hand_out(
+        self, question: _SharedQuestion, result: bytes | None, error: WireError | None
+    ) -> None:
+        """The answer is settled: keep it, and end those who wait for it."""
         self._close_to_joiners(question)
         if question.cache is not None and result is not None and result != NULL:
-            question.cache.put(question.body, result)
+            question.cache.put(question.key, result)
         if (
             question.disk_key
             and question.disk is not None

@@ -37,7 +37,7 @@ class Pin(enum.Enum):
     SWAP = "a sister method takes the hash in the place of the number"
     HASH = "the hash itself in the place of the number"
     FILTER = "blockHash in the filter object"
-    NUMBER = "by number only: such a read above the finalised block is not protected from a reorganisation"
+    NUMBER = "by number only: above the finalised block the hash is compared after the answer"
 
 
 class ReadMethod(NamedTuple):

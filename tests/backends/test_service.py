@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -60,8 +60,10 @@ def echo() -> Echo:
 
 
 @pytest.fixture
-def service(tmp_path: Path, echo: Echo) -> Io:
-    return Io(tmp_path, {}, {"echo": echo})
+def service(tmp_path: Path, echo: Echo) -> Iterator[Io]:
+    started = Io(tmp_path, {}, {"echo": echo})
+    yield started
+    started.stop()
 
 
 def test_the_loop_is_uvloops_where_it_is_installed(service: Io, echo: Echo, loop_kind: str) -> None:
