@@ -247,6 +247,9 @@ class BackendsConfig(_Section, frozen=True, kw_only=True):
 
     rpc: dict[str, RpcBackendConfig] = {}
     """Chain name -> its nodes."""
+    rpc_posts_per_s: Annotated[int, Meta(ge=0, le=1_000_000)] = 5_000
+    """HTTP requests a second to all nodes together, so that a node that takes no batches cannot make the io
+    thread crowd out the dispatcher (one costs it 50 to 60 us). Batches only get larger. 0: no limit."""
     read_cache: ReadCacheConfig = ReadCacheConfig()
     blockdb: BlockdbConfig = BlockdbConfig()
     http: HttpBackendConfig = HttpBackendConfig()

@@ -89,7 +89,11 @@ class NodeConnection(asyncio.Protocol):
                 return
             self.received = rest[size:]
             answer = self.answer(rest[:size])
-            self.loop.call_later(DELAY_S, self.transport.write, HEAD % len(answer) + answer)
+            self.loop.call_later(DELAY_S, self.send, HEAD % len(answer) + answer)
+
+    def send(self, answer: bytes) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(answer)
 
     def answer(self, body: bytes) -> bytes:
         if body[:1] != b"[":

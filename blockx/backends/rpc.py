@@ -32,7 +32,7 @@ from blockx.backends.rpc_disk import TaskDisk
 from blockx.backends.rpc_multicall import Presence, ride_of
 from blockx.backends.rpc_node import Counters, NodeLink, Question, monotonic
 from blockx.backends.rpc_pins import AskOwn, BlockRef, OnPins, OwnAnswer, TaskPins
-from blockx.backends.rpc_urls import UrlHealth
+from blockx.backends.rpc_urls import POSTS_BURST_S, Allowance, UrlHealth
 from blockx.backends.rpc_wire import (
     NULL,
     READ_METHODS,
@@ -177,14 +177,16 @@ class RpcBackend:
         chains: Mapping[str, RpcBackendConfig],
         io_wait_max_ms: int,
         disk: ReadCache | None = None,
+        posts_per_s: int = 0,
     ) -> None:
         """Raises UsageError for an url that is none. Opens nothing. ``disk``: the cache between runs."""
+        posts = Allowance(posts_per_s, POSTS_BURST_S)
         self._disk = disk
         self._chains: dict[str, _Chain] = {}
         for name, config in chains.items():
             for url in config.urls:
                 check_url(name, url)
-            link = NodeLink(name, config, io_wait_max_ms / 1_000, self._watch)
+            link = NodeLink(name, config, io_wait_max_ms / 1_000, posts, self._watch)
             self._chains[name] = _Chain(name, config, link)
         self._counters: dict[str, dict[str, Counters]] = {}
         self._kept_pins: dict[str, tuple[Mapping[str, Any], ChainPins]] = {}

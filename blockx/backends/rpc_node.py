@@ -36,7 +36,7 @@ import msgspec
 
 from blockx.backends.http_client import HttpAnswer, HttpTrouble
 from blockx.backends.rpc_multicall import CALLDATA_BYTES_MAX, Ride, group_params, group_results
-from blockx.backends.rpc_urls import PAUSE_MAX_S, ChainUrls, NodeUrl, UrlHealth
+from blockx.backends.rpc_urls import PAUSE_MAX_S, Allowance, ChainUrls, NodeUrl, UrlHealth
 from blockx.backends.rpc_wire import (
     NULL,
     TOO_BIG,
@@ -201,6 +201,8 @@ class NodeLink:
     chain: str
     config: RpcBackendConfig
     io_wait_max_s: float
+    posts: Allowance
+    """Of all chains together."""
     on_sent: Callable[[Sequence[Question], float], None]
     """Called when questions leave together (their clocks of charged time start), with the time. The sequence
     is emptied when they are no longer on their way."""
@@ -219,7 +221,7 @@ class NodeLink:
     _is_closed: bool = False
 
     def __post_init__(self) -> None:
-        self._urls = ChainUrls(self.chain, self.config, ANSWER_BYTES_MAX)
+        self._urls = ChainUrls(self.chain, self.config, ANSWER_BYTES_MAX, self.posts)
         self._group_max = self.config.multicall_max
 
     def health(self) -> Sequence[UrlHealth]:

@@ -218,7 +218,9 @@ def build_backends(loaded: LoadedConfig) -> dict[str, Backend]:
     if config.rpc:
         cache = config.read_cache
         disk = ReadCache(loaded.resolve(cache.path), cache.max_bytes) if cache.path else None
-        backends["rpc"] = RpcBackend(config.rpc, loaded.config.run.io_wait_max_ms, disk)
+        backends["rpc"] = RpcBackend(
+            config.rpc, loaded.config.run.io_wait_max_ms, disk, config.rpc_posts_per_s
+        )
     memory = MemoryTables(
         {name: loaded.resolve(path) for name, path in config.blockdb.memory.items()}
     )
