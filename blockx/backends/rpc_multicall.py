@@ -129,12 +129,12 @@ class Presence:
 
     def __init__(self) -> None:
         self._from: int | None = None
-        """It is there at this height and above; None: the newest height was not asked for yet."""
+        """It is there at this height and above; None: nowhere yet."""
         self._missing = -1
         """It is not there at this height and below, or the state is gone."""
         self._is_asking = False
         self._is_off = False
-        """It is not there at all, or the node does not tell."""
+        """The node does not tell its height."""
 
     def covers(self, height: int, ask: AskOwn) -> bool:
         """Whether it is known to exist at a height; if that is open, asks for more."""
@@ -163,8 +163,6 @@ class Presence:
             self._is_asking = False
             if result is not None and result not in (NULL, b'"0x"'):
                 self._from = height
-            elif self._from is None:
-                self._is_off = True
             else:
                 self._missing = height
 
