@@ -23,6 +23,8 @@ SCAN_ROWS_MAX = 10_000
 """Rows of one scan or history; a caller that wants more asks on from the last one."""
 RESULT_BYTES_MAX = 15 * 1024 * 1024
 """Bytes of one answer: it has to fit into a frame of 16 MiB. Full: that read fails."""
+FIRST_READS_MAX = 10_000
+"""Tables that are not there but were read, so that their key is declared. Full: the oldest is forgotten."""
 
 _Params = dict[str, bytes]
 """Members of the parameters, each as raw JSON."""
@@ -311,6 +313,8 @@ class TableRequests:
         columns = pending.declared or self._first_read.get(pending.table)
         if columns is None:
             columns = check_key_names(pending.table, key)
+            if len(self._first_read) >= FIRST_READS_MAX:
+                del self._first_read[next(iter(self._first_read))]
             self._first_read[pending.table] = columns
         return TableInfo(pending.table, kind, columns, "")
 

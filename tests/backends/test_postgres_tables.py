@@ -323,6 +323,14 @@ def test_a_wrong_password_stops_the_start_and_is_not_shown(
     )
 
 
+def test_the_password_may_be_in_the_environment(
+    io: StartIo, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGPASSWORD", PASSWORD)
+    store = io(blockdb={**settings, "url": settings["url"].replace(f":{PASSWORD}", "")})
+    assert ask(store, "upsert_rows", "t", rows=[{"id": 1}], key=["id"]) is None
+
+
 def test_a_database_that_does_not_exist_stops_the_start(
     io: StartIo, postgres: PostgresServer
 ) -> None:

@@ -88,7 +88,7 @@ def test_an_unknown_backend_is_an_error_that_says_what_to_do(service: Io) -> Non
         ),
         (
             "io_error",
-            "backend 'blockdb' is not configured; add backends.blockdb.path (a SQLite file) to "
+            "backend 'blockdb' is not configured; add backends.blockdb.path (a SQLite file) or .url (PostgreSQL) to "
             "config.yaml (configured: echo)",
         ),
         ("io_error", "backend 'other' is not configured (configured: echo)"),

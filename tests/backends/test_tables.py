@@ -97,6 +97,16 @@ def test_the_fields_of_the_first_get_row_declare_the_key(store: Io) -> None:
     assert ask(store, "get_row", "t", key={"id": 1}) == {"id": 1, "v": 2}
 
 
+def test_tables_that_were_only_ever_read_are_forgotten_at_some_point(
+    store: Io, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_requests, "FIRST_READS_MAX", 2)
+    for name in ("t1", "t2", "t3"):
+        assert ask(store, "get_row", name, key={"id": 1}) is None
+    outcomes = [ask(store, "upsert_rows", name, rows=[{"id": 1}]) for name in ("t1", "t2", "t3")]
+    assert [outcome is None for outcome in outcomes] == [False, True, True]
+
+
 def test_the_configuration_declares_the_key(io: StartIo, place: StorePlace) -> None:
     store = io(blockdb={**place.blockdb, "tables": {"t": {"key": ["id"]}}})
     assert ask(store, "upsert_rows", "t", rows=[{"id": 1, "v": 2}]) is None
