@@ -3,6 +3,7 @@
 import os
 import select
 import socket
+from dataclasses import replace
 
 import pytest
 
@@ -193,6 +194,17 @@ def test_the_first_heartbeat_attaches_and_is_acknowledged(world):
     snapshot = world.adapter.snapshots()[0]
     assert (snapshot.executor_id, snapshot.healthy, snapshot.usable_contexts) == ("exec-0", True, 4)
     assert world.attached_pid == os.getpid()
+
+
+def test_the_audit_of_a_function_travels_with_its_calls(world):
+    peer = world.attach()
+    world.adapter.bind(BindCall("j/0", 1, "exec-0", ""))
+    audited = replace(FUNCTION, audit="1:dd")
+    world.adapter.start(StartAttempt("j/0", 1, "exec-0", "t", audited, b"[1]", "", 5_000, 0, 7))
+    world.adapter.flush()
+    frames = FrameDecoder().feed(peer.recv(1 << 16))
+    payload = m.decode_main_message(frames[-1].body).payload
+    assert (payload.audit, payload.function_code_digest) == ("1:dd", "d" * 64)
 
 
 def test_a_connection_is_parked_until_the_spawner_reports_its_pid(world):
