@@ -57,6 +57,9 @@ class LateCode:
         self._is_between_calls = False
         """The collection runs in nobody's time."""
         self._context = _late_context()
+
+    def install(self) -> None:
+        """From now on every collection is known."""
         gc.callbacks.append(self._on_collection)
 
     def run(self, work: Callable[[], None]) -> None:

@@ -170,7 +170,6 @@ class ExecutorRuntime:
         self._row = row
         self._max_inflight = executor_max_inflight
         interrupts.install_sleep(self.bridge.sleep_in_call)
-        self._ambient = Ambient()
         self._capture = capture(self.current_output) if capture is not None else None
         self._contexts: dict[str, ExecContext] = {}
         self._roots = 0
@@ -202,6 +201,9 @@ class ExecutorRuntime:
             CancelCall: self.cancel_call,
             HeartbeatAck: self._on_heartbeat_ack,
         }
+        # Last: from here on a collection may run user code under the alarm, which asks this object.
+        self.late_code.install()
+        self._ambient = Ambient()
 
     # ---- what arrives --------------------------------------------------------------------------
 
