@@ -196,6 +196,8 @@ class BlockdbConfig(_Section, frozen=True, kw_only=True):
 
     path: str = ""
     """SQLite file of the embedded store; made when missing."""
+    url: str = ""
+    """A store elsewhere, instead of ``path``: ``grpc://host:port`` (``grpcs://`` with TLS) of a table server."""
     memory: dict[str, str] = {}
     """Table name -> JSONL file of its rows; read-only, held in memory."""
     coalesce: bool = True
@@ -232,7 +234,8 @@ class CapabilityConfig(_Section, frozen=True, kw_only=True):
     kind: str
     """``grpc``, or the name of an entry point of the group ``blockx.backends``."""
     options: dict[str, Any] = {}
-    """Its own settings; for grpc: target (host:port), tls (false), timeout_ms (10000)."""
+    """Its own settings; for grpc: target (host:port), tls (false), timeout_ms (10000),
+    reads ([]: methods that only read), cache_bytes (0: bytes of their answers kept for a job)."""
 
 
 class BackendsConfig(_Section, frozen=True, kw_only=True):
@@ -724,6 +727,14 @@ def _check_job_budget(
 
 def _check_backends(config: Config, document: "Document") -> Iterator[str]:
     blockdb = config.backends.blockdb
+    url_path: KeyPath = ("backends", "blockdb", "url")
+    if blockdb.url and blockdb.path:
+        yield f"{document.at(url_path)}: backends.blockdb has both path and url; a store has one place"
+    if blockdb.url and not _is_grpc_url(blockdb.url):
+        yield f"{document.at(url_path)}: backends.blockdb.url: expected grpc://host:port or grpcs://host:port"
+    if blockdb.url and blockdb.tables:
+        place = document.at(("backends", "blockdb", "tables"), key=True)
+        yield f"{place}: backends.blockdb.tables: keys are declared in the configuration of the table server"
     for name in blockdb.memory.keys() & blockdb.tables.keys():
         place = document.at(("backends", "blockdb", "tables", name), key=True)
         yield f"{place}: the table {name} is held in memory; it needs no key here"
@@ -741,6 +752,15 @@ def _is_http_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, brackets that do not match
+        return False
+
+
+def _is_grpc_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        is_whole = bool(parts.hostname and parts.port) and "@" not in parts.netloc
+        return parts.scheme in ("grpc", "grpcs") and is_whole and url.endswith(parts.netloc)
     except ValueError:  # a port that is no number, brackets that do not match
         return False
 

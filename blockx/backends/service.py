@@ -219,26 +219,39 @@ def build_backends(loaded: LoadedConfig) -> dict[str, Backend]:
         cache = config.read_cache
         disk = ReadCache(loaded.resolve(cache.path), cache.max_bytes) if cache.path else None
         backends["rpc"] = RpcBackend(config.rpc, loaded.config.run.io_wait_max_ms, disk)
-    memory = MemoryTables(
-        {name: loaded.resolve(path) for name, path in config.blockdb.memory.items()}
-    )
-    store = SqliteTables(
-        loaded.resolve(config.blockdb.path),
-        {name: table.key for name, table in config.blockdb.tables.items()},
-        loaded.config.run.io_wait_max_ms,
-        coalesce=config.blockdb.coalesce,
-    )
-    if config.blockdb.memory and config.blockdb.path:
-        backends["blockdb"] = MixedTables(memory, store, config.blockdb.memory)
-    elif config.blockdb.memory:
-        backends["blockdb"] = memory
-    elif config.blockdb.path:
-        backends["blockdb"] = store
+    tables = build_tables(loaded)
+    if tables is not None:
+        backends["blockdb"] = tables
     if config.http.hosts:
         backends["http"] = HttpBackend(config.http, loaded.config.run.io_wait_max_ms)
     for name, service in config.capabilities.items():
         backends[name] = make_capability(name, service, loaded)
     return backends
+
+
+def build_tables(loaded: LoadedConfig) -> Backend | None:
+    """The backend ``blockdb`` that the configuration names; opens nothing. Raises UsageError."""
+    config = loaded.config.backends.blockdb
+    store = _build_store(loaded)
+    if not config.memory:
+        return store
+    memory = MemoryTables({name: loaded.resolve(path) for name, path in config.memory.items()})
+    return memory if store is None else MixedTables(memory, store, config.memory)
+
+
+def _build_store(loaded: LoadedConfig) -> Backend | None:
+    config, wait_ms = loaded.config.backends.blockdb, loaded.config.run.io_wait_max_ms
+    if config.path:
+        path = loaded.resolve(config.path)
+        declared = {name: table.key for name, table in config.tables.items()}
+        return SqliteTables(path, declared, wait_ms, coalesce=config.coalesce)
+    if config.url:
+        from blockx.backends.grpc_tables import GrpcTables  # late: only those who use it load it
+
+        scheme, _, target = config.url.partition("://")
+        tls = scheme == "grpcs"
+        return GrpcTables(target, wait_ms, tls=tls, coalesce=config.coalesce)
+    return None
 
 
 def _unknown_backend(name: str, configured: list[str]) -> str:

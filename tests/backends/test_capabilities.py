@@ -15,7 +15,7 @@ import pytest
 from google.protobuf.wrappers_pb2 import Int64Value, StringValue
 
 import blockx
-from blockx.backends import grpc_backend
+from blockx.backends import grpc_peer
 from blockx.errors import ReadError, UsageError
 from blockx.sdk import provider as seam
 from tests.backends.harness import Io
@@ -94,7 +94,7 @@ class Direct:
 
 @pytest.fixture
 def connect(io: StartIo, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Io]]:
-    monkeypatch.setattr(grpc_backend, "PAUSE_FIRST_S", 0.01)
+    monkeypatch.setattr(grpc_peer, "PAUSE_FIRST_S", 0.01)
     tokens = []
 
     def start(server: Server | None = None, *, run: Any = None, **options: Any) -> Io:
@@ -140,7 +140,7 @@ def test_other_statuses_end_the_read(connect: Any, server: Server, status: str, 
     with pytest.raises(ReadError) as caught:
         stub().Square(Int64Value(value=3))
     assert caught.value.kind == kind
-    text = f"prices /test.Prices/Square: {status}: as told (127.0.0.1:{server.port})"
+    text = f"prices: 127.0.0.1:{server.port} /test.Prices/Square: {status}: as told"
     assert str(caught.value) == text
     assert len(server.metadata) == 1
 

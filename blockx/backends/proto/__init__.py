@@ -1,0 +1,1 @@
+"""The messages of the table store over gRPC, generated from ``blockdb.proto`` (see CONTRIBUTING, "the .proto")."""
