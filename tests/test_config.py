@@ -158,6 +158,29 @@ def test_a_value_of_the_wrong_shape_is_refused(tmp_path, text, message):
             "c.yaml:1:56: the table t is held in memory; it needs no key here",
         ),
         (
+            "backends: {blockdb: {path: a, url: 'grpc://h:1'}}",
+            "c.yaml:1:36: backends.blockdb has both path and url; a store has one place",
+        ),
+        *[
+            (
+                f"backends: {{blockdb: {{url: '{url}'}}}}",
+                "c.yaml:1:27: backends.blockdb.url: expected grpc://host:port or grpcs://host:port",
+            )
+            for url in (
+                "h:1",
+                "grpc://h",
+                "grpc://:1",
+                "grpc://h:x",
+                "grpc://u@h:1",
+                "grpc://h:1/p",
+                "grpc://[h:1",
+            )
+        ],
+        (
+            "backends: {blockdb: {url: 'grpc://h:1', tables: {t: {key: [k]}}}}",
+            "c.yaml:1:41: backends.blockdb.tables: keys are declared in the configuration of the table server",
+        ),
+        (
             "backends: {rpc: {dev: {urls: ['ftp://x']}}}",
             "c.yaml:1:31: backends.rpc.dev.urls[0]: expected an http:// or https:// url with a host",
         ),

@@ -52,10 +52,11 @@ class GrpcRefusedError(Exception):
 
     def __init__(self, where: str, status: str, detail: str, own_kind: str | None) -> None:
         """``where``: method and server; ``own_kind``: what a server of blockx said in ``KIND_HEADER``."""
-        super().__init__(f"{where}: {status}: {detail}")
+        self.too_large = _TOO_LARGE in detail
+        what_to_do = "; send or ask for less at once" if self.too_large else ""
+        super().__init__(f"{where}: {status}: {detail}{what_to_do}")
         self.status = status
         self.detail = detail
-        self.too_large = _TOO_LARGE in detail
         known = known_kind(own_kind)
         fallback = ErrorKind.IO_ERROR if self.too_large else _KINDS.get(status, ErrorKind.IO_ERROR)
         self.kind: str = known or fallback

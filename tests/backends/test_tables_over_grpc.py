@@ -40,6 +40,6 @@ def store(io: Callable[..., Io], path: Path) -> Iterator[Io]:
 
 for module in (test_tables, test_table_ranges):
     for name, test in vars(module).items():
-        if name.startswith("test_") and "store" in inspect.signature(test).parameters:
-            if name not in OF_ITS_FILE:
-                globals()[name] = test
+        is_test = name.startswith("test_") and name not in OF_ITS_FILE
+        if is_test and "store" in inspect.signature(test).parameters:
+            globals()[name] = test
