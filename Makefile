@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX
 
 .DELETE_ON_ERROR:
-.PHONY: run test sim lint format bench clean
+.PHONY: run test sim lint format proto bench clean
 
 run: $(VENV)/.installed
 	$(BIN)/python blockx.py --config config.yaml
@@ -36,6 +36,9 @@ lint: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+proto: $(VENV)/.installed-test
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. blockx/backends/proto/blockdb.proto
 
 bench: $(VENV)/.installed
 	$(BIN)/python perf/bench_e2e.py

@@ -668,6 +668,7 @@ def _with_environment(config: Config, environ: Mapping[str, str]) -> Config:
 def _cross_checks(loaded: LoadedConfig, document: "Document") -> Iterator[str]:
     yield from _check_limits(loaded.config, document)
     yield from _check_backends(loaded.config, document)
+    yield from _check_far_tables(loaded.config, document)
     yield from _check_names(loaded.config, document)
     yield from _check_order(loaded.config, document)
     yield from _check_files(loaded, document)
@@ -754,6 +755,27 @@ def _is_http_url(url: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # a port that is no number, brackets that do not match
         return False
+
+
+def _check_far_tables(config: Config, document: "Document") -> Iterator[str]:
+    """A table server answers the requests of functions; it hands out and takes no whole tables."""
+    blockdb = config.backends.blockdb
+    if not _is_grpc_url(blockdb.url):
+        return
+    for index, job in enumerate(config.jobs):
+        path: KeyPath = ("jobs", index, "output")
+        if job.output.startswith("table:"):
+            yield (
+                f"{document.at(path)}: {_dotted(path)}: {job.output} needs backends.blockdb.path; tables of a"
+                " table server are written by functions (upsert_rows)"
+            )
+        source = job.calls.get("table") if isinstance(job.calls, dict) else None
+        if source is not None and source not in blockdb.memory:
+            path = ("jobs", index, "calls")
+            yield (
+                f"{document.at(path)}: {_dotted(path)}: {{table: {source}}} needs backends.blockdb.path; where the"
+                f" table server has its file, `blockx table dump {source}` writes a list"
+            )
 
 
 def _is_grpc_url(url: str) -> bool:

@@ -181,6 +181,16 @@ def test_a_value_of_the_wrong_shape_is_refused(tmp_path, text, message):
             "c.yaml:1:41: backends.blockdb.tables: keys are declared in the configuration of the table server",
         ),
         (
+            f"backends: {{blockdb: {{url: 'grpc://h:1'}}}}\njobs: [{job(', output: table:t')}]",
+            "c.yaml:2:55: jobs[0].output: table:t needs backends.blockdb.path; tables of a table server are"
+            " written by functions (upsert_rows)",
+        ),
+        (
+            f"backends: {{blockdb: {{url: 'grpc://h:1'}}}}\njobs: [{job().replace('c.jsonl', '{table: t}')}]",
+            "c.yaml:2:38: jobs[0].calls: {table: t} needs backends.blockdb.path; where the table server has its"
+            " file, `blockx table dump t` writes a list",
+        ),
+        (
             "backends: {rpc: {dev: {urls: ['ftp://x']}}}",
             "c.yaml:1:31: backends.rpc.dev.urls[0]: expected an http:// or https:// url with a host",
         ),

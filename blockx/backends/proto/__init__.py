@@ -1,1 +1,1 @@
-"""The messages of the table store over gRPC, generated from ``blockdb.proto`` (see CONTRIBUTING, "the .proto")."""
+"""The messages of the table store over gRPC, made from ``blockdb.proto`` by ``make proto``."""
