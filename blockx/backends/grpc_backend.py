@@ -214,8 +214,13 @@ class GrpcBackend:
             )
         )
         flight = self._flights[key] = _Flight(key, exchange, sent)
-        exchange.add_done_callback(lambda _: self._forget(flight))
+        exchange.add_done_callback(lambda _: self._landed(flight))
         return flight
+
+    def _landed(self, flight: _Flight) -> None:
+        self._forget(flight)
+        if not flight.exchange.cancelled():
+            flight.exchange.exception()  # looked at here, since all who waited may have left just before
 
     def _forget(self, flight: _Flight) -> None:
         """Nobody joins it any more."""

@@ -6,7 +6,7 @@ Runs wherever user code runs; holds a name and nothing else.
 from collections.abc import Mapping
 from typing import Any
 
-from blockx.sdk.channel import BridgeChannel
+from blockx.sdk.channel import BridgeChannel, check_bytes
 from blockx.sdk.provider import get_provider
 
 
@@ -26,10 +26,12 @@ class Capability:
     def ask(
         self, operation: str, params: Mapping[str, Any] | None = None, data: bytes | None = None
     ) -> Any:
-        """One request: JSON parameters, raw bytes beside them, or both. Raises ReadError.
+        """One request: JSON parameters, raw bytes beside them, or both. Raises ReadError, TypeError.
 
         The answer is a JSON value, or bytes where the service answers with bytes.
         """
+        if data is not None:
+            check_bytes(self.name, operation, data)
         return get_provider().capability_req(self.name, operation, dict(params or {}), sidecar=data)
 
     def channel(self) -> BridgeChannel:

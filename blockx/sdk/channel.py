@@ -102,6 +102,7 @@ class UnaryCall:
             params["timeout_ms"] = max(1, int(timeout * 1_000))
         if metadata:
             params["metadata"] = [_pair(name, value) for name, value in metadata]
+        check_bytes(self._backend, self._method, data)
         answer = get_provider().capability_req(self._backend, self._method, params, sidecar=data)
         if not isinstance(answer, bytes):
             raise ReadError(
@@ -130,6 +131,15 @@ class StreamCall:
         """Refused."""
         raise TypeError(
             f"{self._backend} {self._method}: streams are not offered; a call suspends on one answer"
+        )
+
+
+def check_bytes(backend: str, operation: str, data: object) -> None:
+    """Raises TypeError for what is no bytes, such as a message that nobody serialised."""
+    if not isinstance(data, bytes):
+        raise TypeError(
+            f"{backend} {operation}: the data is bytes, such as request.SerializeToString(),"
+            f" not {type(data).__name__}"
         )
 
 

@@ -49,6 +49,8 @@ class Server:
         self.answer_bytes = 0
         self.metadata: list[Any] = []
         self.arrived = threading.Semaphore(0)
+        self.gone = threading.Event()
+        """Set when a client gives a request up."""
         self.gate = threading.Event()
         self.gate.set()
         handler = grpc.unary_unary_rpc_method_handler(
@@ -64,6 +66,7 @@ class Server:
     def square(self, request: Int64Value, context: Any) -> StringValue:
         pairs = [pair for pair in context.invocation_metadata() if pair[0] in ("k", "k-bin")]
         self.metadata.append([tuple(pair) for pair in pairs])
+        context.add_callback(lambda: None if context.code() else self.gone.set())
         self.arrived.release()
         self.gate.wait(10)
         if self.aborts:
@@ -177,6 +180,19 @@ def test_a_cancelled_call_is_given_up(connect: Any, server: Server) -> None:
     (reply,) = service.replies_to(request)
     assert reply.error is not None
     assert reply.error.kind == "cancelled"
+
+
+def test_a_request_that_nobody_waits_for_is_given_up_at_the_server(
+    connect: Any, server: Server
+) -> None:
+    service = connect(server)
+    server.gate.clear()
+    request = service.request("prices", "/test.Prices/Square", {})
+    service.service.submit([request])
+    assert server.arrived.acquire(timeout=10)
+    service.service.cancel([request.call_id])
+    service.replies_to(request)
+    assert server.gone.wait(10)
 
 
 def test_an_error_is_also_that_of_grpc_where_grpc_is_loaded(connect: Any, server: Server) -> None:
@@ -349,6 +365,18 @@ def test_a_wrong_request_is_refused(
     with pytest.raises(ReadError) as caught:
         blockx.capability("prices").ask(operation, params)
     assert caught.value.kind == kind
+
+
+@pytest.mark.parametrize("data", [Int64Value(value=1), "text", bytearray(b"x")])
+def test_data_that_is_no_bytes_is_refused_where_it_is_given(
+    connect: Any, server: Server, data: Any
+) -> None:
+    connect(server)
+    prices = blockx.capability("prices")
+    with pytest.raises(TypeError, match=r"prices /test.Prices/Square: the data is bytes, .* not "):
+        prices.ask("/test.Prices/Square", data=data)
+    with pytest.raises(TypeError, match=r"prices /test.Prices/Square: the data is bytes, .* not "):
+        prices.channel().unary_unary("/test.Prices/Square")(data)
 
 
 def test_a_capability_has_a_name() -> None:

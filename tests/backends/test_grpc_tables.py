@@ -1,15 +1,17 @@
 """Both ends of the table store over gRPC: what leaves together, what is shared, and peers that misbehave."""
 
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from blockx.backends import grpc_peer, table_server
+from blockx.backends import grpc_peer, table_server, tables
 from blockx.backends.proto import blockdb_pb2 as pb
 from blockx.backends.table_server import SERVICE
 from tests.backends.harness import WAIT_S, Io, outcome
@@ -189,6 +191,54 @@ def test_a_request_that_nobody_waits_for_is_given_up_at_the_server(
     store.service.cancel([read.call_id])
     store.replies_to(read)
     assert server.gone.wait(WAIT_S)
+
+
+def test_a_read_that_is_cancelled_before_it_leaves_does_not_leave(
+    store: Io, server: Scripted
+) -> None:
+    first, second = point(store, 1), point(store, 2)
+
+    def submit_and_cancel() -> None:
+        store.service._accept([first, second])
+        store.service._cancel([first.call_id])
+
+    store.service._post(submit_and_cancel)
+    found = [outcome(reply) for reply in store.replies_to(first, second)]
+    text = "get_row of table t: the call's attempt has ended"
+    assert found == [("cancelled", text), {"id": 2}]
+    [request] = server.asked
+    assert [read.keys[0] for read in request.reads] == [b'{"id": 2}']
+
+
+def test_a_write_whose_client_has_gone_is_not_started(
+    io: StartIo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "WRITER_BUSY_MS", 1)
+    path = tmp_path / "store.sqlite"
+    served = ServedTables(path)
+    store = io(blockdb={"url": served.url})
+    store.one(store.table("upsert_rows", "t", rows=[{"id": 0}], key=["id"]))
+    submit, cancel = served.tables.submit, served.tables.cancel
+    submitted, cancelled = threading.Semaphore(0), threading.Event()
+    monkeypatch.setattr(served.tables, "submit", lambda *a: (submit(*a), submitted.release()))
+    monkeypatch.setattr(served.tables, "cancel", lambda *a: (cancel(*a), cancelled.set()))
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute(
+            "BEGIN IMMEDIATE"
+        )  # the writer waits with the first write, the second is behind it
+        writes = [store.table("upsert_rows", "t", rows=[{"id": n}]) for n in (1, 2)]
+        for write in writes:
+            store.service.submit([write])
+            assert submitted.acquire(timeout=WAIT_S)
+        store.service.cancel([writes[1].call_id])
+        assert cancelled.wait(WAIT_S)
+        other.execute("COMMIT")
+    kinds = [reply.error and reply.error.kind for reply in store.replies_to(*writes)]
+    assert kinds == [None, "cancelled"]
+    rows = store.one(store.table("scan", "t", prefix={}))
+    assert outcome(rows) == [{"id": 0}, {"id": 1}]
+    store.stop()
+    served.stop()
 
 
 def test_a_calls_budget_ends_its_read(store: Io, server: Scripted) -> None:

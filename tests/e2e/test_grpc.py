@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -218,14 +217,14 @@ def test_a_table_server_open_to_others_says_what_that_means(peers, tmp_path):
 
 
 def test_a_port_that_is_taken_is_told(peers, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        tables, _ = serve_tables(peers, tmp_path / "tables", "--listen", f"127.0.0.1:{port}")
-        assert tables.first_line == (
-            f"blockx: --listen 127.0.0.1:{port}: the port cannot be had; it is taken by another program, or the"
-            " host is no address of this machine\n"
-        )
-        assert tables.process.wait(WAIT_S) == 2
+    _, url = serve_tables(peers, tmp_path / "tables")
+    listen = url.removeprefix("grpc://")
+    second, _ = serve_tables(peers, tmp_path / "others", "--listen", listen)
+    assert second.first_line == (
+        f"blockx: --listen {listen}: the port cannot be had; it is taken by another program, or the host is no"
+        " address of this machine\n"
+    )
+    assert second.process.wait(WAIT_S) == 2
 
 
 @pytest.mark.parametrize("backend", ["serve", "url", "capability"])
