@@ -129,8 +129,9 @@ class GrpcPeer:
 
     async def close(self) -> None:
         """Close the channel; what is on its way fails."""
-        if self._channel is not None:
-            await self._channel.close()
+        channel, self._channel = self._channel, None  # it is freed here, as in TableServer.stop
+        if channel is not None:
+            await channel.close()
 
     async def ask(
         self,

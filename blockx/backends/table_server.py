@@ -113,8 +113,12 @@ class TableServer:
 
     async def stop(self) -> None:
         """Take no more requests; those on their way have ``GRACE_S``."""
-        if self._server is not None:
-            await self._server.stop(GRACE_S)
+        server, self._server = (
+            self._server,
+            None,
+        )  # it is freed here, and not some time later in any thread
+        if server is not None:
+            await server.stop(GRACE_S)
 
     def _handlers(self) -> Any:
         import grpc  # type: ignore[import-untyped, import-not-found, unused-ignore]
