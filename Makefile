@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX
 
 .DELETE_ON_ERROR:
-.PHONY: run test sim lint format bench clean
+.PHONY: run test sim lint format bench proto clean
 
 run: $(VENV)/.installed
 	$(BIN)/python blockx.py --config config.yaml
@@ -41,6 +41,9 @@ format: $(VENV)/.installed-dev
 # The aims for speed, reached or not, beside what users would pick instead; several minutes, on an idle machine.
 bench: $(VENV)/.installed-peers
 	$(BIN)/python perf/aims.py
+
+proto: $(VENV)/.installed-test
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. blockx/backends/proto/blockdb.proto
 
 clean:
 	rm -rf $(VENV) out

@@ -203,8 +203,9 @@ class BlockdbConfig(_Section, frozen=True, kw_only=True):
     path: str = ""
     """SQLite file of the embedded store; made when missing."""
     url: str = ""
-    """postgresql:// url of a database, instead of a file (extra ``postgres``). Without a password there,
-    PGPASSWORD or ~/.pgpass has it."""
+    """A store elsewhere, instead of a file: ``postgresql://`` url of a database (extra ``postgres``; without a
+    password there, PGPASSWORD or ~/.pgpass has it), or ``grpc://host:port`` (``grpcs://`` with TLS) of a
+    table server (extra ``grpc``)."""
     schema: Annotated[
         str,
         Meta(
@@ -252,7 +253,8 @@ class CapabilityConfig(_Section, frozen=True, kw_only=True):
     kind: str
     """``grpc``, or the name of an entry point of the group ``blockx.backends``."""
     options: dict[str, Any] = {}
-    """Its own settings; for grpc: target (host:port), tls (false), timeout_ms (10000)."""
+    """Its own settings; for grpc: target (host:port), tls (false), timeout_ms (10000),
+    reads ([]: methods that only read), cache_bytes (0: bytes of their answers kept for a job)."""
     reads_only: bool = False
     """None of its operations changes anything, so a dry run may ask it."""
 
@@ -695,6 +697,7 @@ def _with_environment(config: Config, environ: Mapping[str, str]) -> Config:
 def _cross_checks(loaded: LoadedConfig, document: "Document") -> Iterator[str]:
     yield from _check_limits(loaded.config, document)
     yield from _check_backends(loaded.config, document)
+    yield from _check_far_tables(loaded.config, document)
     yield from _check_names(loaded.config, document)
     yield from _check_order(loaded.config, document)
     yield from _check_files(loaded, document)
@@ -754,7 +757,7 @@ def _check_job_budget(
 
 def _check_backends(config: Config, document: "Document") -> Iterator[str]:
     blockdb = config.backends.blockdb
-    yield from _check_database(blockdb, document)
+    yield from _check_store(blockdb, document)
     for name in blockdb.memory.keys() & blockdb.tables.keys():
         place = document.at(("backends", "blockdb", "tables", name), key=True)
         yield f"{place}: the table {name} is held in memory; it needs no key here"
@@ -768,19 +771,30 @@ def _check_backends(config: Config, document: "Document") -> Iterator[str]:
             yield f"{place}: backends.rpc.{chain}.per_url: {redact_url(url)} is none of the chain's urls"
 
 
-def _check_database(blockdb: BlockdbConfig, document: "Document") -> Iterator[str]:
-    """What the urls look like is never shown: there may be a password in it."""
+def _check_store(blockdb: BlockdbConfig, document: "Document") -> Iterator[str]:
+    """One place for the store, and an url that is understood; it is not shown: there may be a password in it."""
     place = document.at(("backends", "blockdb", "path"))
-    if re.match(r"postgres(ql)?://", blockdb.path):
-        yield f"{place}: backends.blockdb.path: this is the url of a database; its key is backends.blockdb.url"
+    if re.match(r"(postgres(ql)?|grpcs?)://", blockdb.path):
+        yield f"{place}: backends.blockdb.path: this is an url; its key is backends.blockdb.url"
     elif blockdb.path and blockdb.url:
         yield f"{place}: backends.blockdb.path: there is a backends.blockdb.url too; name one store"
-    if blockdb.url and not _is_database_url(blockdb.url):
+    place = document.at(("backends", "blockdb", "url"))
+    if is_table_server(blockdb.url):
+        if not _is_grpc_url(blockdb.url):
+            yield f"{place}: backends.blockdb.url: expected grpc://host:port or grpcs://host:port"
+        if blockdb.tables:
+            place = document.at(("backends", "blockdb", "tables"), key=True)
+            yield f"{place}: backends.blockdb.tables: keys are declared in the configuration of the table server"
+    elif blockdb.url and not _is_database_url(blockdb.url):
         yield (
-            f"{document.at(('backends', 'blockdb', 'url'))}: backends.blockdb.url: expected"
-            " postgresql://user@host:port/database; write special characters of a password as %40 (for @),"
-            " %2F (/), %3A (:), %23 (#)"
+            f"{place}: backends.blockdb.url: expected grpc://host:port or postgresql://user@host:port/database;"
+            " write special characters of a password as %40 (for @), %2F (/), %3A (:), %23 (#)"
         )
+
+
+def is_table_server(url: str) -> bool:
+    """Whether ``backends.blockdb.url`` names a table server, not a database."""
+    return url.startswith(("grpc://", "grpcs://"))
 
 
 def _is_database_url(url: str) -> bool:
@@ -806,6 +820,36 @@ def _is_http_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, brackets that do not match
+        return False
+
+
+def _check_far_tables(config: Config, document: "Document") -> Iterator[str]:
+    """A table server answers the requests of functions; it hands out and takes no whole tables."""
+    blockdb = config.backends.blockdb
+    if not is_table_server(blockdb.url):
+        return
+    for index, job in enumerate(config.jobs):
+        path: KeyPath = ("jobs", index, "output")
+        if job.output.startswith("table:"):
+            yield (
+                f"{document.at(path)}: {_dotted(path)}: {job.output} needs backends.blockdb.path; tables of a"
+                " table server are written by functions (upsert_rows)"
+            )
+        source = job.calls.get("table") if isinstance(job.calls, dict) else None
+        if source is not None and source not in blockdb.memory:
+            path = ("jobs", index, "calls")
+            yield (
+                f"{document.at(path)}: {_dotted(path)}: {{table: {source}}} needs backends.blockdb.path; where the"
+                f" table server has its file, `blockx table dump {source}` writes a list"
+            )
+
+
+def _is_grpc_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        is_whole = bool(parts.hostname and parts.port) and "@" not in parts.netloc
+        return is_whole and url.endswith(parts.netloc)
     except ValueError:  # a port that is no number, brackets that do not match
         return False
 

@@ -51,7 +51,7 @@ ANYTHING = {"cli", "cli_cache", "cli_table", "app", "local", "__main__"}
 BOTH_PROCESS_KINDS = {"app", "local"}
 """Only these see the executor and main's packages at once."""
 
-MAIN_ONLY = {"aiohttp", "loguru", "numpy", "rich", "uvloop"}
+MAIN_ONLY = {"aiohttp", "grpc", "loguru", "numpy", "rich", "uvloop"}
 """Libraries that must not be loaded in an executor: they cost it memory and start-up time."""
 IN_EXECUTORS = {"audit", "dispatcher", "executor", "function", "functions", "http", "ipc", "sdk"}
 

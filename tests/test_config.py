@@ -159,6 +159,38 @@ def test_a_value_of_the_wrong_shape_is_refused(tmp_path, text, message):
             "c.yaml:1:56: the table t is held in memory; it needs no key here",
         ),
         (
+            "backends: {blockdb: {path: a, url: 'grpc://h:1'}}",
+            "c.yaml:1:28: backends.blockdb.path: there is a backends.blockdb.url too; name one store",
+        ),
+        *[
+            (
+                f"backends: {{blockdb: {{url: '{url}'}}}}",
+                "c.yaml:1:27: backends.blockdb.url: expected grpc://host:port or grpcs://host:port",
+            )
+            for url in (
+                "grpc://h",
+                "grpc://:1",
+                "grpc://h:x",
+                "grpc://u@h:1",
+                "grpc://h:1/p",
+                "grpc://[h:1",
+            )
+        ],
+        (
+            "backends: {blockdb: {url: 'grpc://h:1', tables: {t: {key: [k]}}}}",
+            "c.yaml:1:41: backends.blockdb.tables: keys are declared in the configuration of the table server",
+        ),
+        (
+            f"backends: {{blockdb: {{url: 'grpc://h:1'}}}}\njobs: [{job(', output: table:t')}]",
+            "c.yaml:2:55: jobs[0].output: table:t needs backends.blockdb.path; tables of a table server are"
+            " written by functions (upsert_rows)",
+        ),
+        (
+            f"backends: {{blockdb: {{url: 'grpc://h:1'}}}}\njobs: [{job().replace('c.jsonl', '{table: t}')}]",
+            "c.yaml:2:38: jobs[0].calls: {table: t} needs backends.blockdb.path; where the table server has its"
+            " file, `blockx table dump t` writes a list",
+        ),
+        (
             "backends: {rpc: {dev: {urls: ['ftp://x']}}}",
             "c.yaml:1:31: backends.rpc.dev.urls[0]: expected an http:// or https:// url with a host",
         ),
@@ -351,14 +383,15 @@ def test_the_password_of_a_database_is_not_shown(tmp_path):
 
 
 URL_EXPECTED = (
-    "c.yaml:1:27: backends.blockdb.url: expected postgresql://user@host:port/database; write special"
-    " characters of a password as %40 (for @), %2F (/), %3A (:), %23 (#)"
+    "c.yaml:1:27: backends.blockdb.url: expected grpc://host:port or postgresql://user@host:port/database;"
+    " write special characters of a password as %40 (for @), %2F (/), %3A (:), %23 (#)"
 )
 
 
 @pytest.mark.parametrize(
     "url",
     [
+        "h:1",
         "mysql://u:secret@h/d",
         "postgresql://u:secret@h:port/d",
         "postgresql://u:se:cret@h/d",
@@ -393,7 +426,7 @@ def test_urls_of_databases_are_taken(tmp_path, url):
     [
         (
             f"{{path: '{DATABASE}'}}",
-            "c.yaml:1:28: backends.blockdb.path: this is the url of a database; its key is backends.blockdb.url",
+            "c.yaml:1:28: backends.blockdb.path: this is an url; its key is backends.blockdb.url",
         ),
         (
             f"{{path: a.sqlite, url: '{DATABASE}'}}",

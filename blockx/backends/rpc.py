@@ -17,7 +17,6 @@ Nothing is asked of a node before the first read.
 
 import asyncio
 import heapq
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -26,6 +25,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from blockx.backends.answer_cache import AnswerCache
 from blockx.backends.read_cache import ReadCache
 from blockx.backends.replies import ReadFailedError, named
 from blockx.backends.rpc_disk import TaskDisk
@@ -50,8 +50,6 @@ from blockx.redact import redact_text
 
 TASKS_COUNTED_MAX = 1_024
 """Tasks whose counters are kept. Full: those of the oldest task go."""
-CACHE_ENTRY_BYTES = 200
-"""What an entry of the cache costs beside key and value."""
 _NO_PIN = Pin.NONE
 
 
@@ -78,7 +76,7 @@ class _SharedQuestion(Question, eq=False, kw_only=True):
 
     chain: "_Chain"
     readers: list[_Reader] = msgspec.field(default_factory=list)
-    cache: "_Cache | None" = None
+    cache: AnswerCache | None = None
     """Where the answer is kept; None: nowhere."""
     disk: TaskDisk | None = None
     """Where it is looked for before the node is asked, and kept under ``disk_key``."""
@@ -91,32 +89,6 @@ class _SharedQuestion(Question, eq=False, kw_only=True):
 
 ChainPins = Callable[[str, dict[str, Any]], None]
 """Takes a chain and new pins of it."""
-
-
-class _Cache:
-    """Answers of one task by body, bounded in bytes."""
-
-    __slots__ = ("_bytes", "_bytes_max", "_entries")
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._entries: OrderedDict[bytes, bytes] = OrderedDict()
-
-    def get(self, body: bytes) -> bytes | None:
-        result = self._entries.get(body)
-        if result is not None:
-            self._entries.move_to_end(body)
-        return result
-
-    def put(self, body: bytes, result: bytes) -> None:
-        if body in self._entries:
-            return
-        self._entries[body] = result
-        self._bytes += len(body) + len(result) + CACHE_ENTRY_BYTES
-        while self._bytes > self._bytes_max:
-            old_body, old_result = self._entries.popitem(last=False)
-            self._bytes -= len(old_body) + len(old_result) + CACHE_ENTRY_BYTES
 
 
 class _ChainTask:
@@ -133,7 +105,7 @@ class _ChainTask:
     ) -> None:
         self.counters = counters
         cache_bytes = chain.config.read_cache_bytes
-        self.cache = _Cache(cache_bytes) if cache_bytes else None
+        self.cache = AnswerCache(cache_bytes) if cache_bytes else None
         self.ask = self._ask_own(chain)
         self.pins = TaskPins(chain.name, self.ask, on_pins)
         self.disk = TaskDisk(disk, self.ask, self.pins) if disk is not None else None

@@ -26,7 +26,7 @@ from blockx.backends.replies import failed, named
 from blockx.backends.rpc import RpcBackend
 from blockx.backends.scope import Backend, IoReply, IoRequest
 from blockx.backends.tables import SqliteTables
-from blockx.config import LoadedConfig
+from blockx.config import LoadedConfig, is_table_server
 from blockx.errors import ErrorKind
 
 WAITING_REQUESTS_MAX = 262_144
@@ -222,7 +222,7 @@ def build_backends(loaded: LoadedConfig) -> dict[str, Backend]:
         backends["rpc"] = RpcBackend(
             config.rpc, loaded.config.run.io_wait_max_ms, disk, config.rpc_posts_per_s
         )
-    tables = _tables(loaded)
+    tables = build_tables(loaded)
     if tables is not None:
         backends["blockdb"] = tables
     if config.http.hosts:
@@ -232,24 +232,34 @@ def build_backends(loaded: LoadedConfig) -> dict[str, Backend]:
     return backends
 
 
-def _tables(loaded: LoadedConfig) -> Backend | None:
-    """The backend ``blockdb``, if there is a store or a table in memory."""
+def build_tables(loaded: LoadedConfig) -> Backend | None:
+    """The backend ``blockdb`` that the configuration names; opens nothing. Raises UsageError."""
     config = loaded.config.backends.blockdb
-    memory = MemoryTables({name: loaded.resolve(path) for name, path in config.memory.items()})
-    declared = {name: table.key for name, table in config.tables.items()}
-    io_wait_max_ms = loaded.config.run.io_wait_max_ms
-    store: Backend | None = None
-    if config.url:
-        place = place_of(config)
-        from blockx.backends.postgres_tables import PostgresTables  # its package is an extra
-
-        store = PostgresTables(place, declared, io_wait_max_ms, coalesce=config.coalesce)
-    elif config.path:
-        file = loaded.resolve(config.path)
-        store = SqliteTables(file, declared, io_wait_max_ms, coalesce=config.coalesce)
+    store = _build_store(loaded)
     if not config.memory:
         return store
+    memory = MemoryTables({name: loaded.resolve(path) for name, path in config.memory.items()})
     return memory if store is None else MixedTables(memory, store, config.memory)
+
+
+def _build_store(loaded: LoadedConfig) -> Backend | None:
+    """Packages of a store elsewhere are extras: only those who use it load them."""
+    config, wait_ms = loaded.config.backends.blockdb, loaded.config.run.io_wait_max_ms
+    declared = {name: table.key for name, table in config.tables.items()}
+    if is_table_server(config.url):
+        from blockx.backends.grpc_tables import GrpcTables
+
+        scheme, _, target = config.url.partition("://")
+        return GrpcTables(target, wait_ms, tls=scheme == "grpcs", coalesce=config.coalesce)
+    if config.url:
+        place = place_of(config)
+        from blockx.backends.postgres_tables import PostgresTables
+
+        return PostgresTables(place, declared, wait_ms, coalesce=config.coalesce)
+    if config.path:
+        path = loaded.resolve(config.path)
+        return SqliteTables(path, declared, wait_ms, coalesce=config.coalesce)
+    return None
 
 
 def _unknown_backend(name: str, configured: list[str]) -> str:

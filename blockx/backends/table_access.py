@@ -9,7 +9,7 @@ from pathlib import Path
 
 from blockx.backends.postgres_place import place_of
 from blockx.backends.table_files import SqliteFiles, TableFiles
-from blockx.config import LoadedConfig
+from blockx.config import LoadedConfig, is_table_server
 from blockx.errors import UsageError
 
 
@@ -20,6 +20,8 @@ def files_of(loaded: LoadedConfig) -> TableFiles | None:
         UsageError: it is in PostgreSQL, and the package for that is not installed.
     """
     config = loaded.config.backends.blockdb
+    if is_table_server(config.url):
+        return None  # it hands out and takes no whole tables
     if config.url:
         place = place_of(config)
         from blockx.backends.postgres_files import PostgresFiles  # its package is an extra

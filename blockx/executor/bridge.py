@@ -402,6 +402,7 @@ def _read_failed(context: ExecContext, error: WireError) -> BlockxError:
         retryable=error.retryable,
         reason=error.reason,
         data=error.data,
+        status=error.status,
     )
     return _remember(context, failed, kind)
 

@@ -515,6 +515,41 @@ def test_an_answer_in_a_sidecar_is_bytes(bench):
     assert exact_json.decode(done.payload.output) == "[b'\\x00\\xff']"
 
 
+STUB = """
+from blockx.errors import GrpcError
+from blockx.sdk.channel import BridgeChannel
+
+def _():
+    price = BridgeChannel("prices").unary_unary("/p.Prices/Price", str.encode, bytes.decode)
+    try:
+        return price("ETH", timeout=1.5, metadata=[("k", "v")])
+    except GrpcError as error:
+        return [error.kind, error.status, error.detail]
+"""
+
+
+def test_the_messages_of_a_stub_travel_beside_the_parameters(bench, monkeypatch):
+    sidecars, send = [], bench.runtime.channel.send
+    monkeypatch.setattr(
+        bench.runtime.channel, "send", lambda m, s=None: (sidecars.append(s), send(m, s))
+    )
+    bench.start(STUB)
+    (waiting,) = bench.run()
+    assert (waiting.payload.backend, waiting.payload.operation) == ("prices", "/p.Prices/Price")
+    params = {"timeout_ms": 1_500, "metadata": [["k", "v"]]}
+    assert exact_json.decode(waiting.payload.params) == params
+    assert sidecars[-1] == b"ETH"
+
+
+def test_a_status_of_grpc_is_an_error_with_status_and_detail(bench):
+    bench.start(STUB)
+    (waiting,) = bench.run()
+    error = {"kind": "io_error", "message": "m", "reason": "gone", "status": "NOT_FOUND"}
+    bench.resume(waiting, error=error)
+    (done,) = bench.run()
+    assert exact_json.decode(done.payload.output) == ["io_error", "NOT_FOUND", "gone"]
+
+
 # ---- source fetches -----------------------------------------------------------------------------
 
 
