@@ -152,8 +152,7 @@ class ExecutorRuntime:
         self.hub = getcurrent()
         self.running: ExecContext | None = None
         """The call whose lane is switched in."""
-        self.is_retiring = False
-        self.retire_reason = ""
+        self.is_retiring, self.retire_reason = False, ""
         self.is_forked = False
         """This is a child that user code forked; it speaks with nobody."""
         self.memory_bytes = 0

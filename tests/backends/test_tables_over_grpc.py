@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from blockx.backends.table_files import SqliteFiles
 from tests.backends import test_table_ranges, test_tables
+from tests.backends.conftest import StorePlace
 from tests.backends.harness import Io
 from tests.backends.table_service import ServedTables
 
@@ -25,17 +27,18 @@ OF_ITS_FILE = {
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "data" / "store.sqlite"
+def place(tmp_path: Path) -> Iterator[StorePlace]:
+    path = tmp_path / "data" / "store.sqlite"
+    served = ServedTables(path)
+    yield StorePlace("grpc", {"url": served.url}, SqliteFiles(path))
+    served.stop()
 
 
 @pytest.fixture
-def store(io: Callable[..., Io], path: Path) -> Iterator[Io]:
-    served = ServedTables(path)
-    service = io(blockdb={"url": served.url})
+def store(io: Callable[..., Io], place: StorePlace) -> Iterator[Io]:
+    service = io(blockdb=place.blockdb)
     yield service
     service.stop()
-    served.stop()
 
 
 for module in (test_tables, test_table_ranges):
