@@ -118,7 +118,7 @@ def test_in_restricted_mode_only_audited_functions_are_called(folder):
     provider = local.LocalProvider(load_config(folder / "config.yaml", {}))
     try:
         assert provider.subcall("double", [2]) == 4
-        with pytest.raises(SubcallFailedError, match="refused by the audit: .*built-in open"):
+        with pytest.raises(SubcallFailedError, match=r"refused by the audit: .*built-in open"):
             provider.subcall("opens", ["config.yaml"])
     finally:
         provider.close()
