@@ -206,10 +206,6 @@ def check_names(tree: Tree, names: Names) -> Iterator[Finding]:
                 node,
                 f"{shown(node.id)} of this {scope.kind} has the name of a refused built-in; rename it",
             )
-    for node in tree.of(ast.Name):
-        yield from _check_sdk_class(tree, names, node)
-    for attribute in tree.of(ast.Attribute):
-        yield from _check_sdk_class(tree, names, attribute)
 
 
 def _unknown(name: str) -> str:
@@ -221,6 +217,39 @@ def _unknown(name: str) -> str:
     if name in ALLOWED_IMPORTS:
         return f"{name} is not defined; write `import {name}`"
     return f"{shown(name)} is not defined in this source; define or import it"
+
+
+def check_stores(tree: Tree, names: Names) -> Iterator[Finding]:
+    """Attributes and items are stored or deleted only in what the source made itself.
+
+    A parameter may be anything, so the classes of the SDK are not handed to one either.
+    """
+    for node in tree.of(ast.Name, ast.Attribute):
+        yield from _check_sdk_class(tree, names, node)
+    for node in tree.of(ast.Attribute, ast.Subscript):
+        if isinstance(node.ctx, ast.Load):
+            continue
+        root: ast.expr = node
+        while isinstance(root, ast.Attribute | ast.Subscript):
+            root = root.value
+        if isinstance(root, ast.Call):
+            continue  # what a call returns is made for this caller
+        if not isinstance(root, ast.Name):
+            what = "a store into something without a name; give it a name first"
+            yield tree.finding("store", node, what)
+        elif names.may_be_host(root):
+            yield tree.finding(
+                "store",
+                node,
+                f"a store into {shown(root.id)}, which all tasks share; keep it in a variable, "
+                "a dict or an object of your own",
+            )
+        elif names.lookup(root)[0] is None:
+            yield tree.finding(
+                "store",
+                node,
+                f"a store into {shown(root.id)}, which is not of this source; store into an object of yours",
+            )
 
 
 def _check_sdk_class(tree: Tree, names: Names, node: ast.Name | ast.Attribute) -> Iterator[Finding]:
@@ -255,34 +284,6 @@ def _is_plain_use(tree: Tree, names: Names, node: ast.expr) -> bool:
     if isinstance(parent, ast.arg):
         return True
     return isinstance(parent, ast.FunctionDef) and parent.returns is child
-
-
-def check_stores(tree: Tree, names: Names) -> Iterator[Finding]:
-    """Attributes and items are stored or deleted only in what the source made itself."""
-    for node in tree.of(ast.Attribute, ast.Subscript):
-        if isinstance(node.ctx, ast.Load):
-            continue
-        root: ast.expr = node
-        while isinstance(root, ast.Attribute | ast.Subscript):
-            root = root.value
-        if isinstance(root, ast.Call):
-            continue  # what a call returns is made for this caller
-        if not isinstance(root, ast.Name):
-            what = "a store into something without a name; give it a name first"
-            yield tree.finding("store", node, what)
-        elif names.may_be_host(root):
-            yield tree.finding(
-                "store",
-                node,
-                f"a store into {shown(root.id)}, which all tasks share; keep it in a variable, "
-                "a dict or an object of your own",
-            )
-        elif names.lookup(root)[0] is None:
-            yield tree.finding(
-                "store",
-                node,
-                f"a store into {shown(root.id)}, which is not of this source; store into an object of yours",
-            )
 
 
 def check_classes(tree: Tree, names: Names) -> Iterator[Finding]:

@@ -1,12 +1,16 @@
-"""Whatever the text, the answer is a verdict; whatever was accepted, compiles."""
+"""Whatever the text, the answer is a verdict; whatever was accepted compiles, to code that reaches nothing refused."""
 
 import ast
+import builtins
+import dis
 import random
+from types import CodeType
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blockx.audit import tables
 from blockx.audit.auditor import audit_bytes, audit_source
 from blockx.functions.entry import compile_source
 from tests.audit.samples import ACCEPTED, REFUSED
@@ -45,10 +49,46 @@ PIECES = [
 ]
 
 
+ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR", "LOAD_SUPER_ATTR"}
+NAMES = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS", "LOAD_FROM_DICT_OR_DEREF"}
+STORES = {"STORE_NAME", "STORE_GLOBAL", "STORE_FAST", "STORE_DEREF"}
+MADE_BY_THE_COMPILER = {
+    "__annotations__", "__classcell__", "__doc__", "__firstlineno__", "__module__", "__name__", "__qualname__",
+    "__static_attributes__",
+}  # fmt: skip
+"""Names in the code of class statements and of annotations that no source has written."""
+
+
+def check_code(code):
+    """The same question to the compiler's output, which knows nothing of our trees and scopes."""
+    safe = tables.SAFE_BUILTINS.keys() | MADE_BY_THE_COMPILER
+    for step in dis.get_instructions(code):
+        name = step.argval
+        if step.opname in ATTRIBUTES:
+            assert not name.startswith("_")
+            assert name not in tables.REFUSED_ATTRIBUTES
+        elif step.opname == "IMPORT_NAME":
+            assert name in tables.ALLOWED_IMPORTS
+        elif step.opname in NAMES:
+            assert not hasattr(builtins, name) or name in safe
+        if step.opname in NAMES | STORES and name.startswith("__") and name.strip("_"):
+            known = MADE_BY_THE_COMPILER | tables.DEFINABLE_METHODS | {"__slots__"}
+            assert name in known
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            check_code(constant)
+
+
+def test_the_check_of_code_sees_what_a_source_reaches():
+    for source in ("import os", "p._x", "eval", "p.format", "def f():\n  eval", "__x = 1"):
+        with pytest.raises(AssertionError):
+            check_code(compile_source("f", source, "functions/f.py#0"))
+
+
 def check(source):
     verdict = audit_source(source)
     if verdict.accepted:
-        compile_source("f", source, "functions/f.py#0")
+        check_code(compile_source("f", source, "functions/f.py#0"))
     for finding in verdict.findings:
         assert finding.message.isprintable()
 
@@ -86,3 +126,8 @@ def test_spliced_trees_get_a_verdict(seed):
             continue  # of a newer Python
     rng.shuffle(statements)
     check(ast.unparse(ast.Module(statements, [])))
+
+
+@pytest.mark.parametrize("source", ACCEPTED, ids=range(len(ACCEPTED)))
+def test_honest_code_reaches_nothing_refused(source):
+    check(source)
