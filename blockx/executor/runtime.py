@@ -152,9 +152,9 @@ class ExecutorRuntime:
         self.hub = getcurrent()
         self.running: ExecContext | None = None
         """The call whose lane is switched in."""
-        self.is_retiring, self.retire_reason = False, ""
-        self.is_forked = False
-        """This is a child that user code forked; it speaks with nobody."""
+        self.retire_reason = ""
+        self.is_retiring = self.is_forked = False
+        """``is_forked``: this is a child that user code forked; it speaks with nobody."""
         self.memory_bytes = 0
         """Last sample, at most MEMORY_AGE_NS old when a step begins."""
         self.tracer = tracer
@@ -542,6 +542,7 @@ class ExecutorRuntime:
         """The alarm, while user code of ``context`` computes: what cannot wait for the scheduler."""
         if self.is_forked:
             return
+        self.late_code.tick(context, now_ns, frame)
         row = self._row
         if row is not None:
             if row.cancel_requested() and row.is_cancelled(context.call_seq, context.attempt_seq):

@@ -616,6 +616,8 @@ def test_encoding_leaves_nothing_behind() -> None:
 class _Text(str):  # noqa: SLOT000 - only with a dict the collector tracks it
     """Counts as a text, and is looked into like an object."""
 
+    __slots__ = ()
+
 
 TEXT = "x" * (1 << 20)
 SHARED = {
