@@ -125,7 +125,8 @@ CASES = {
     ),
     "a frozen process": ("import gc\ndef _():\n    gc.freeze(); gc.set_debug(0); gc.disable()", "ok", "null"),
     "a limit on files": (
-        "import resource, tempfile\ndef _():\n    held = []\n    resource.setrlimit(resource.RLIMIT_NOFILE, (99, 999))\n"
+        "import resource, tempfile\ndef _():\n    held = []\n"
+        "    resource.setrlimit(resource.RLIMIT_NOFILE, (99, 999))\n"
         "    while True: held.append(tempfile.TemporaryFile())",
         "user_error", "OSError",
     ),

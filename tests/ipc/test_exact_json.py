@@ -613,7 +613,7 @@ def test_encoding_leaves_nothing_behind() -> None:
     assert len(gc.get_objects()) - before < 50
 
 
-class _Text(str):  # noqa: SLOT000 - only with a dict the collector tracks it
+class _Text(str):
     """Counts as a text, and is looked into like an object."""
 
     __slots__ = ()
