@@ -10,8 +10,18 @@ import enum
 from collections import deque
 from dataclasses import dataclass, field
 
+import msgspec
+
 from blockx.dispatcher.cache import ResultCache
 from blockx.errors import ErrorKind
+
+
+class Record(msgspec.Struct, gc=False):
+    """Base of what is made several times for each call and never changed: events, commands, results.
+
+    Made in C: 0.08 us where a dataclass with slots takes 0.3; and not tracked by the garbage collector,
+    since a record is never part of a cycle.
+    """
 
 
 class CallState(enum.Enum):
@@ -61,8 +71,7 @@ class FunctionRef:
     """Name of the entry function in the source."""
 
 
-@dataclass(slots=True)
-class CallSpec:
+class CallSpec(Record):
     """One prepared root call; made by the jobs thread, so that the actor decodes nothing."""
 
     index: int
@@ -87,8 +96,7 @@ class CallError:
     data: str | None = None
 
 
-@dataclass(slots=True)
-class Costs:
+class Costs(Record):
     """What a call used, over all of its attempts, in microseconds."""
 
     cpu_us: int = 0
@@ -98,8 +106,7 @@ class Costs:
     queue_us: int = 0
 
 
-@dataclass(slots=True)
-class CallResult:
+class CallResult(Record):
     """The outcome of one root call, exactly one for each."""
 
     index: int
