@@ -59,7 +59,7 @@ DISPATCHER_LIBRARIES = {
 """No clock, thread, socket or log. ``random`` for the type: a seeded generator is handed in; ``msgspec`` for
 its structs alone."""
 IPC_LIBRARIES = {
-    "collections", "dataclasses", "datetime", "decimal", "enum", "gc", "itertools", "math",
+    "collections", "dataclasses", "datetime", "decimal", "enum", "functools", "gc", "itertools", "math",
     "msgspec", "operator", "orjson", "re", "struct", "types", "typing", "uuid",
 }  # fmt: skip
 HEARTBEAT_LIBRARIES = IPC_LIBRARIES | {

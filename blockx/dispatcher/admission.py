@@ -108,7 +108,8 @@ class TurnOrder:
         """A root call of the task is bound no more."""
         assert task.instance is not None
         task.instance.inflight -= 1
-        self.wake(task)
+        if not task.has_turn:
+            self.wake(task)
 
     def charge(self, task: Task, cost_us: int, *, is_root: bool) -> None:
         """An attempt reported what it cost: CPU + IO, in microseconds. Only ``by_cost`` asks for it."""
