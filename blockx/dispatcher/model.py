@@ -48,6 +48,8 @@ class Via(enum.Enum):
     NOT_RUN = "not_run"
     """Ended before any body started."""
 
+    __hash__ = object.__hash__  # as above: the journal looks up one for each call
+
 
 class FailurePolicy(enum.Enum):
     """What the final failure of a root call means for its task."""
