@@ -176,13 +176,11 @@ class TurnOrder:
         return None
 
     def _goes_before(self, one: Instance, other: Instance) -> bool:
-        mine: float
-        its: float
         if self.by_cost:
             mine = one.used_us + one.inflight * one.mean_us / one.weight
             its = other.used_us + other.inflight * other.mean_us / other.weight
         else:
-            mine, its = one.inflight * other.weight, other.inflight * one.weight
+            mine, its = float(one.inflight * other.weight), float(other.inflight * one.weight)
         return mine < its or (mine == its and one.served_seq < other.served_seq)
 
     def _fill_slots(self) -> None:
