@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX
 
 .DELETE_ON_ERROR:
-.PHONY: run test sim lint format bench clean
+.PHONY: run test sim lint format bench compiled clean
 
 run: $(VENV)/.installed
 	$(BIN)/python blockx.py --config config.yaml
@@ -40,8 +40,16 @@ format: $(VENV)/.installed-dev
 bench: $(VENV)/.installed
 	$(BIN)/python perf/bench_e2e.py
 
+# A wheel whose dispatcher is compiled (mypyc, needs a C compiler) in dist/, and the core's tests against it.
+compiled: $(VENV)/.installed-dev
+	rm -rf build dist
+	BLOCKX_COMPILED=1 $(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .
+	$(PIP) install --no-deps --target build/compiled dist/*.whl
+	BLOCKX_COMPILED=1 $(BIN)/python -m pytest -n auto -o pythonpath="build/compiled ." \
+		tests/dispatcher tests/sim/test_worlds.py
+
 clean:
-	rm -rf $(VENV) out
+	rm -rf $(VENV) out build dist
 
 $(VENV)/.installed: requirements.lock | $(BIN)/python
 	$(PIP) -r $<

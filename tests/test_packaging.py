@@ -39,7 +39,7 @@ def test_the_lock_file_holds_every_dependency():
 
 @pytest.mark.parametrize(
     ("lock", "extras"),
-    [("requirements-test.lock", ["test"]), ("requirements-dev.lock", ["test", "lint"])],
+    [("requirements-test.lock", ["test"]), ("requirements-dev.lock", ["test", "lint", "compile"])],
 )
 def test_a_larger_lock_file_holds_the_packages_of_its_extras(lock: str, extras: list[str]):
     wanted = [line for extra in extras for line in PROJECT["optional-dependencies"][extra]]
