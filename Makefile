@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX
 
 .DELETE_ON_ERROR:
-.PHONY: run test sim lint format bench proto clean
+.PHONY: run test sim lint format bench compiled proto clean
 
 run: $(VENV)/.installed
 	$(BIN)/python blockx.py --config config.yaml
@@ -45,8 +45,16 @@ bench: $(VENV)/.installed-peers
 proto: $(VENV)/.installed-test
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. blockx/backends/proto/blockdb.proto
 
+# A wheel whose dispatcher is compiled (mypyc, needs a C compiler) in dist/, and the core's tests against it.
+compiled: $(VENV)/.installed-dev
+	rm -rf build dist
+	BLOCKX_COMPILED=1 $(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .
+	$(PIP) install --no-deps --target build/compiled dist/*.whl
+	BLOCKX_COMPILED=1 $(BIN)/python -m pytest -n auto -o pythonpath="build/compiled ." \
+		tests/dispatcher tests/sim/test_worlds.py
+
 clean:
-	rm -rf $(VENV) out
+	rm -rf $(VENV) out build dist
 
 $(VENV)/.installed: requirements.lock | $(BIN)/python
 	$(PIP) -r $<

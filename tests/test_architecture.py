@@ -56,11 +56,12 @@ MAIN_ONLY = {"aiohttp", "grpc", "loguru", "numpy", "rich", "uvloop"}
 IN_EXECUTORS = {"audit", "dispatcher", "executor", "function", "functions", "http", "ipc", "sdk"}
 
 DISPATCHER_LIBRARIES = {
-    "collections", "dataclasses", "enum", "heapq", "itertools", "math", "random", "typing",
+    "collections", "dataclasses", "enum", "heapq", "itertools", "math", "msgspec", "random", "typing",
 }  # fmt: skip
-"""No clock, thread, socket or log. ``random`` for the type: a seeded generator is handed in."""
+"""No clock, thread, socket or log. ``random`` for the type: a seeded generator is handed in; ``msgspec`` for
+its structs alone."""
 IPC_LIBRARIES = {
-    "collections", "dataclasses", "datetime", "decimal", "enum", "gc", "itertools", "math",
+    "collections", "dataclasses", "datetime", "decimal", "enum", "functools", "gc", "itertools", "math",
     "msgspec", "operator", "orjson", "re", "struct", "types", "typing", "uuid",
 }  # fmt: skip
 HEARTBEAT_LIBRARIES = IPC_LIBRARIES | {

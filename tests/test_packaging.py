@@ -41,7 +41,7 @@ def test_the_lock_file_holds_every_dependency():
     ("lock", "extras"),
     [
         ("requirements-test.lock", ["test"]),
-        ("requirements-dev.lock", ["test", "lint"]),
+        ("requirements-dev.lock", ["test", "lint", "compile"]),
         ("requirements-peers.lock", ["test", "lint", "peers"]),
     ],
 )

@@ -25,6 +25,7 @@ from blockx.ipc.exact_json import (
     DEPTH_MAX,
     InexactValueError,
     InvalidJsonError,
+    call_line,
     canonical,
     check_spliced,
     decode,
@@ -537,9 +538,24 @@ def test_a_spliced_value_of_too_many_members_is_refused(monkeypatch: pytest.Monk
         check_spliced(raw)
 
 
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (b'{"args": [1.50, "\\u00e9"] , "note": {"args": 2}}', (None, b'[1.50, "\\u00e9"]')),
+        (b'{"function":"f","args":null}', (b'"f"', b"null")),
+        (b'{"args":1,"args":2}', (None, b"2")),
+        (b"{}", (None, None)),
+    ],
+)
+def test_a_call_line_is_cut_and_what_else_it_holds_is_skipped(
+    line: bytes, found: tuple[bytes | None, bytes | None]
+) -> None:
+    assert call_line(line) == found
+
+
 @given(st.binary(max_size=30))
 def test_no_bytes_raise_anything_but_the_one_error(data: bytes) -> None:
-    for read in (decode, canonical, check_spliced, raw_members, raw_elements):
+    for read in (decode, canonical, check_spliced, raw_members, raw_elements, call_line):
         with contextlib.suppress(InvalidJsonError):
             read(data)
 

@@ -281,6 +281,7 @@ def test_a_completed_call_frees_its_place_before_the_event_is_handed_on(world):
     world.handle = lambda event: free_at_event.append(
         isinstance(world.adapter.bind(BindCall("j/0", 2, "exec-0", "")), CallBound)
     )
+    world.adapter.set_listener(world)
     world.completed(peer)
     world.loop.turn()
     assert free_at_event == [True]
