@@ -43,6 +43,16 @@ def test_a_call_returns_its_exact_result_and_its_costs(bench):
     assert (payload.io_us, payload.subcall_us, payload.sleep_us) == (0, 0, 0)
 
 
+@pytest.mark.parametrize(("short_ns", "is_charged"), [(10**12, True), (0, False)])
+def test_a_short_step_is_charged_its_wall_time_and_a_long_one_the_cpu_it_used(
+    bench, monkeypatch, short_ns, is_charged
+):
+    monkeypatch.setattr("blockx.executor.attempt.SHORT_STEP_NS", short_ns)
+    monkeypatch.setattr("blockx.executor.attempt._thread_time_ns", lambda: 0)
+    message = bench.call("def _():\n    return sum(range(1_000))")
+    assert (message.payload.cpu_us > 0) is is_charged
+
+
 @pytest.mark.parametrize(
     ("statement", "expected"),
     [
