@@ -7,7 +7,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
 # Packages from the caller's environment must not shadow the locked ones.
 unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX
@@ -57,19 +57,19 @@ clean:
 	rm -rf $(VENV) out build dist
 
 $(VENV)/.installed: requirements.lock | $(BIN)/python
-	$(PIP) -r $<
+	$(PIP) install -r $<
 	@touch $@
 
 $(VENV)/.installed-test: requirements-test.lock | $(BIN)/python
-	$(PIP) -r $<
+	$(PIP) install -r $<
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-dev: requirements-dev.lock | $(BIN)/python
-	$(PIP) -r $<
+	$(PIP) install -r $<
 	@touch $@ $(VENV)/.installed-test $(VENV)/.installed
 
 $(VENV)/.installed-peers: requirements-peers.lock | $(BIN)/python
-	$(PIP) -r $<
+	$(PIP) install -r $<
 	@touch $@ $(VENV)/.installed-dev $(VENV)/.installed-test $(VENV)/.installed
 
 # Interrupted or failed half-way: make deletes the target, and the next run starts anew.
