@@ -5,6 +5,7 @@ Main thread. Order matters: the heartbeat table and the fork server exist before
 process. A thread that dies of our own bug ends the run with that bug's story, never silently.
 """
 
+import dataclasses
 import gc
 import os
 import random
@@ -43,11 +44,12 @@ from blockx.dispatcher.events import (
 )
 from blockx.dispatcher.model import CallSpec, TaskSpec
 from blockx.errors import ErrorKind, UsageError
+from blockx.executor.confine import probe as probe_confinement
 from blockx.executor.main import run as run_executor
 from blockx.functions.view import FunctionView
 from blockx.ipc.heartbeat import create_table_fd
 from blockx.ipc.heartbeat_table import HeartbeatTable
-from blockx.ipc.launch import ExecutorLaunch
+from blockx.ipc.launch import Confinement, ExecutorLaunch, ProcessLimits
 from blockx.ipc.messages import CallWaiting, WireError
 from blockx.jobs import dry_run
 from blockx.jobs.output_file import JobFailedError
@@ -55,10 +57,12 @@ from blockx.jobs.records import output_files
 from blockx.jobs.report import JobProgress, RunReport, plain_table, summary_lines, table_lines
 from blockx.jobs.run import JobsRun, check_jobs
 from blockx.jobs.runner import JobPort, JobTools, Pins
-from blockx.observability import set_up_logging
+from blockx.observability import logger, set_up_logging
 from blockx.progress import ProgressDisplay
+from blockx.supervisor.guardian import parent_of
 from blockx.supervisor.memory import MachineMemory
 from blockx.supervisor.pool import ExecutorPool, ExitReport, PoolCounts
+from blockx.supervisor.sandbox import Sandbox, process_limits
 from blockx.supervisor.spawner import (
     ForkserverSpawner,
     SpawnError,
@@ -212,6 +216,8 @@ class Engine:
         self._orchestrator: Orchestrator | None = None
         self._actor: _Worker | None = None
         self._traces: TraceSource | None = None
+        self._sandbox: Sandbox | None = None
+        """None: executors are not confined."""
 
     # ---- main thread ---------------------------------------------------------------------------
 
@@ -225,30 +231,38 @@ class Engine:
         gc.set_threshold(*GC_THRESHOLDS)
         config = self._loaded.config
         self._traces = TraceSource.from_environment(os.environ)
-        launches, folder = self._launches()
-        table_fd = create_table_fd(len(launches))
-        table = HeartbeatTable(table_fd, len(launches))
+        folder = SocketFolder()
+        self._later(lambda _grace: folder.remove())
+        slots = config.worker.executor_count
+        table_fd = create_table_fd(slots)
+        table = HeartbeatTable(table_fd, slots)
         self._later(lambda _grace: os.close(table_fd))
         self._later(lambda _grace: table.close())
+        is_confined = config.worker.executor_spawn_mode == "sandbox"
+        sandbox = self._sandbox = self._make_sandbox(folder) if is_confined else None
         spawner = ForkserverSpawner(
             run_executor,
             PRELOAD,
             {
-                **executor_environment(os.environ, config.functions.env),
+                **executor_environment(os.environ, config.functions.env, is_confined=is_confined),
                 # The file's level too, not only the variable's, which overrides it.
                 "BLOCKX_LOG_LEVEL": config.log.level,
             },
             [package_folder()],
             folder=str(folder.path),
         )
+        self._later(lambda _grace: spawner.stop())
+        try:
+            spawner.start()
+            if sandbox is not None:
+                self._probe(sandbox, spawner, folder)
+        except SpawnError as error:
+            raise UsageError(f"executors cannot start: {error}") from None
+        launches = [self._launch(slot, folder) for slot in range(slots)]
         pool = self._pool = ExecutorPool(
             config.worker, spawner, launches, table, self, heartbeat_fd=table_fd
         )
         self._later(pool.stop)
-        try:
-            spawner.start()
-        except SpawnError as error:
-            raise UsageError(f"executors cannot start: {error}") from None
         io = self._io = IoService(
             self._loaded, lambda replies: self._reactor.post(IoAnswered(replies))
         )
@@ -257,23 +271,53 @@ class Engine:
         self._start_actor(table, launches)
         pool.start()
 
-    def _launches(self) -> tuple[list[ExecutorLaunch], SocketFolder]:
-        config = self._loaded.config
-        folder = SocketFolder()
-        self._later(lambda _grace: folder.remove())
-        launches = [
-            ExecutorLaunch(
-                executor_id=f"exec-{n}",
-                slot_index=n,
-                socket_path=str(folder.slot_socket(f"exec-{n}")),
-                heartbeat_interval_ms=config.worker.heartbeat_interval_ms,
-                executor_max_inflight=config.dispatcher.executor_max_inflight,
-                executor_max_runnable=config.dispatcher.executor_max_runnable,
-                memory_mark_bytes=self._memory_limits.recycle_bytes,
+    def _make_sandbox(self, folder: SocketFolder) -> Sandbox:
+        worker = self._loaded.config.worker
+        if "OTEL_EXPORTER_OTLP_ENDPOINT" in os.environ:
+            logger.warning(
+                "executors in a sandbox reach no collector: no spans are sent",
+                instead="BLOCKX_OTEL_SPAN_FILE",
             )
-            for n in range(config.worker.executor_count)
-        ]
-        return launches, folder
+        sandbox = Sandbox(
+            worker,
+            self._memory_limits.limit_bytes,
+            mount_point=str(folder.mount_point()),
+            read_only=[str(self._loaded.resolve(path)) for path in worker.sandbox_read_only_paths],
+        )
+        self._later(lambda _grace: sandbox.close())
+        return sandbox
+
+    def _probe(self, sandbox: Sandbox, spawner: ForkserverSpawner, folder: SocketFolder) -> None:
+        launch = self._launch(0, folder)
+
+        def attempt(limits: ProcessLimits, confinement: Confinement) -> str:
+            tried = dataclasses.replace(launch, limits=limits, confinement=confinement)
+            return spawner.ask(probe_confinement, tried)
+
+        sandbox.probe(attempt)
+        effective = sandbox.effective()
+        level = "WARNING" if effective["missing"] else "INFO"
+        logger.log(level, "executors are confined", **effective)
+
+    def _launch(self, slot: int, folder: SocketFolder) -> ExecutorLaunch:
+        config, sandbox = self._loaded.config, self._sandbox
+        executor_id = f"exec-{slot}"
+        uid = 0 if sandbox is None else sandbox.uid(slot)
+        return ExecutorLaunch(
+            executor_id=executor_id,
+            slot_index=slot,
+            socket_path=str(folder.slot_socket(executor_id, uid)),
+            heartbeat_interval_ms=config.worker.heartbeat_interval_ms,
+            executor_max_inflight=config.dispatcher.executor_max_inflight,
+            executor_max_runnable=config.dispatcher.executor_max_runnable,
+            memory_mark_bytes=self._memory_limits.recycle_bytes,
+            limits=(
+                process_limits(config.worker, self._memory_limits.limit_bytes)
+                if sandbox is None
+                else sandbox.limits()
+            ),
+            confinement=None if sandbox is None else sandbox.confinement(slot),
+        )
 
     def _start_actor(self, table: HeartbeatTable, launches: Sequence[ExecutorLaunch]) -> None:
         config = self._loaded.config
@@ -286,6 +330,7 @@ class Engine:
             check_pid=config.worker.attach == "pool",
             now_ms=monotonic_ms,
             call_limits=config.dispatcher.call_limits,
+            spawned_pid=parent_of if config.worker.sandbox_pid_namespace and self._sandbox else int,
         )
         adapter.traces = self._traces
         stall_ms = stall_timeout_ms(config.dispatcher)
@@ -307,7 +352,8 @@ class Engine:
             memory_guard=MemoryGuard(adapter, self._memory, self._memory_limits, monotonic_ms),
         )
         for launch in launches:
-            adapter.listen(launch.executor_id, launch.slot_index, Path(launch.socket_path))
+            uid = 0 if launch.confinement is None else launch.confinement.uid
+            adapter.listen(launch.executor_id, launch.slot_index, Path(launch.socket_path), uid)
         actor = self._actor = _Worker("blockx-actor", orchestrator.run, self.wake)
         actor.start()
         self._later(lambda _grace: self._stop_actor(adapter))
@@ -360,7 +406,10 @@ class Engine:
         """``executors`` of the report."""
         counts = PoolCounts() if self._pool is None else self._pool.counts()
         kinds = {"lost": counts.lost, "killed": counts.killed, "recycled": counts.recycled}
+        confined = {} if self._sandbox is None else {"sandbox": dict(self._sandbox.effective())}
         return {
+            "spawn_mode": self._loaded.config.worker.executor_spawn_mode,
+            **confined,
             "restarts": counts.restarts,
             **{name: sum(reasons.values()) for name, reasons in kinds.items()},
             "reasons": {name: dict(reasons) for name, reasons in kinds.items() if reasons},
