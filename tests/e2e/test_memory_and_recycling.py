@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.spawn_modes("process", "sandbox")]
 
 MIB = 1024 * 1024
 
