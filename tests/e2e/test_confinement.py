@@ -1,0 +1,93 @@
+"""What user code with the executor in its hands reaches, in each spawn mode: ``probes.py``, run by the product."""
+
+import json
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+PROBES = (Path(__file__).parent / "probes.py").read_text()
+MIB = 1024 * 1024
+LIMIT_MIB = 400
+ALWAYS_OPEN = {"20 threads"}
+OPEN_TO_EVERY_PROCESS = {
+    "TCP to this machine", "TCP listener", "UDP", "abstract unix socket", "unix socket of others",
+    "second connection to main", "secret file", "password file", "configuration",
+    "list of processes", "kill", "signal by a socket", "pidfd", "limits of others",
+    "write to a folder of the machine", "write beside the socket", "system V shared memory",
+    "run a shell", "run Python", "run from memory", "fork", "user namespace",
+    "memory over the limit", "big file", "400 threads",
+}  # fmt: skip
+"""What process mode leaves open to any user on any Linux: proof that these probes can succeed."""
+
+
+@pytest.fixture
+def targets(product):
+    """What the probes try to reach, all of it the test's own."""
+    outside = product.folder.parent / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("secret")
+    tcp = socket.create_server(("127.0.0.1", 0))
+    udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    udp.bind(("127.0.0.1", 0))
+    abstract, unix = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    abstract.bind(f"\0blockx-probe-{os.getpid()}")
+    unix.bind(str(outside / "u"))
+    for listener in (abstract, unix):
+        listener.listen()
+    victim = subprocess.Popen(["sleep", "600"], env={**os.environ, "PROBE_SECRET": "x"})
+    yield {
+        "tcp": tcp.getsockname(),
+        "udp": udp.getsockname(),
+        "abstract": abstract.getsockname().decode(),
+        "unix": unix.getsockname(),
+        "victim": victim.pid,
+        "secret": str(outside / "secret"),
+        "folder": str(outside),
+        "temporary": str(product.folder.parent / "t"),
+        "config": str(product.folder / "config.yaml"),
+        "home": str(Path.home()),
+        "too_many_mib": 4 * LIMIT_MIB,
+    }
+    victim.kill()
+    victim.wait()
+    for listener in (tcp, udp, abstract, unix):
+        listener.close()
+
+
+def reached(product, targets, worker=""):
+    """Names of the probes that reached something; and how the run ended."""
+    product.write(PROBES, [[targets]], executors=1)
+    path = product.folder / "config.yaml"
+    limits = f"worker: {{executor_memory_limit_bytes: {LIMIT_MIB * MIB}{worker}, "
+    path.write_text(
+        path.read_text().replace("worker: {", limits, 1) + "dispatcher: {call_deadline_ms: 60000}\n"
+    )
+    product.environment |= {"PROBE_SECRET": "x"}
+    ended = product.run()
+    assert ended.code == 0, ended.text + json.dumps(ended.lines(), indent=1)
+    (output,) = ended.outputs()
+    return {name for name, is_open in output.items() if is_open}, ended
+
+
+@pytest.mark.spawn_modes("process")
+def test_process_mode_leaves_open_what_its_user_may_do(product, targets):
+    found, ended = reached(product, targets)
+    assert found >= OPEN_TO_EVERY_PROCESS | ALWAYS_OPEN
+    # What it does close: hygiene, no boundary.
+    assert not found & {"secret of the environment", "strange descriptors"}
+    assert ended.report()["executors"]["spawn_mode"] == "process"
+
+
+@pytest.mark.spawn_modes("sandbox")
+@pytest.mark.parametrize("pid_namespace", ["false", "true"])
+def test_a_sandbox_leaves_threads_open_and_nothing_else(product, targets, pid_namespace):
+    found, ended = reached(product, targets, f", sandbox_pid_namespace: {pid_namespace}")
+    assert found == ALWAYS_OPEN
+    told = ended.report()["executors"]["sandbox"]
+    assert told["seccomp"]
+    assert told["namespaces"] != "none" or told["landlock_abi"]
