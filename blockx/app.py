@@ -260,7 +260,15 @@ class Engine:
             raise UsageError(f"executors cannot start: {error}") from None
         launches = [self._launch(slot, folder) for slot in range(slots)]
         pool = self._pool = ExecutorPool(
-            config.worker, spawner, launches, table, self, heartbeat_fd=table_fd
+            config.worker,
+            spawner,
+            launches,
+            table,
+            self,
+            heartbeat_fd=table_fd,
+            was_out_of_memory=(lambda _slot: False)
+            if sandbox is None
+            else sandbox.was_out_of_memory,
         )
         self._later(pool.stop)
         io = self._io = IoService(
@@ -424,7 +432,13 @@ class Engine:
     def executor_exited(self, report: ExitReport) -> None:
         """It is dead and reaped."""
         self._reactor.post(
-            ExecutorExited(report.executor_id, report.pid, report.exit_code, report.last_scheduler)
+            ExecutorExited(
+                report.executor_id,
+                report.pid,
+                report.exit_code,
+                report.last_scheduler,
+                report.out_of_memory,
+            )
         )
 
     def pool_failed(self, message: str) -> None:

@@ -78,7 +78,7 @@ def _add(ruleset: int, path: str, rights: int) -> None:
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             return
-        raise
+        raise OSError(error.errno, f"{path}: {error.strerror}") from None
     try:
         attributes = struct.pack("=Qi", rights, beneath)
         _checked("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, ctypes.c_char_p(attributes), 0)

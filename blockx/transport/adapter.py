@@ -68,6 +68,7 @@ PARKED_MS_MAX = 5_000
 GONE_MS_MAX = 300
 """The end of its stream is the first sign of a dead executor; one that has not been reaped so long
 afterwards has only closed its connection, and is killed."""
+OUT_OF_MEMORY = "its memory grew past worker.executor_memory_limit_bytes and the reserve above it"
 CONNECTIONS_MAX_A_SLOT = 4
 """Connections of one slot that are not attached; more are refused."""
 NO_CALL_LIMITS = CallLimitsConfig()
@@ -906,11 +907,17 @@ class ExecutorAdapter:
             self.executor_exited(executor.executor_id, executor.pid, None, None)
 
     def executor_exited(
-        self, executor_id: str, pid: int, exit_code: int | None, last: SchedulerSample | None
+        self,
+        executor_id: str,
+        pid: int,
+        exit_code: int | None,
+        last: SchedulerSample | None,
+        out_of_memory: bool = False,
     ) -> None:
         """The process has been reaped: read what it still said, then all its calls need a new place.
 
         ``exit_code``: negative for a signal, None if unknown. ``last``: its heartbeat row at death.
+        ``out_of_memory``: the kernel ended it at the limit of its control group, faster than we look.
         """
         slot = self._slots[executor_id]
         self._forget_process(slot, pid)
@@ -923,6 +930,8 @@ class ExecutorAdapter:
             executor.is_gone = True
             self._selector.unregister(executor.connection.socket.fileno())
             executor.connection.close()
+        if out_of_memory and not executor.lost_because:
+            executor.lost_because = f"{ErrorKind.MEMORY_EXCEEDED}:{OUT_OF_MEMORY}"
         slot.executor = None
         for call_id, reservation in executor.reservations.items():
             if reservation.request_id and self._listener is not None:
