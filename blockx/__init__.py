@@ -9,7 +9,8 @@ Layers; arrows go down only (enforced by ``tests/test_architecture.py``):
 3'  executor                  the child process; never imported by main's packages but through ``app``
 2   dispatcher                Sans-IO: which call runs where, and what happens when it fails
 2   ipc, sdk, functions       the contract between the processes; what user code calls; function source
-1   config, errors, observability
+2   audit                     which sources the restricted mode accepts; a hygiene rule, no boundary
+1   config, errors, observability, redact
 
 Start with ``README.md``: "The walk of one call".
 """

@@ -23,6 +23,7 @@ from blockx.actor.memory_guard import MemoryGuard, MemoryLimits
 from blockx.actor.orchestrator import ExecutorExited, ExecutorSpawned, IoAnswered, Orchestrator
 from blockx.actor.reactor import Reactor, monotonic_ms
 from blockx.actor.watchdog import Watchdog
+from blockx.audit.client import auditor_of
 from blockx.backends.rpc_wire import READ_METHODS
 from blockx.backends.scope import IoReply, IoRequest
 from blockx.backends.service import IoService, Statistics
@@ -46,7 +47,7 @@ from blockx.dispatcher.model import CallSpec, TaskSpec
 from blockx.errors import ErrorKind, UsageError
 from blockx.executor.confine import probe as probe_confinement
 from blockx.executor.main import run as run_executor
-from blockx.functions.view import FunctionView
+from blockx.functions.view import FunctionView, Judge
 from blockx.ipc.heartbeat import create_table_fd
 from blockx.ipc.heartbeat_table import HeartbeatTable
 from blockx.ipc.launch import Confinement, ExecutorLaunch, ProcessLimits
@@ -95,8 +96,15 @@ def run(loaded: LoadedConfig, options: RunOptions) -> int:
         UsageError: a mistake that is known before anything runs.
     """
     set_up_logging(loaded.config.log.level)
+    with auditor_of(loaded.config.functions.mode) as auditor:
+        return _run(loaded, options, partial(_view, loaded, auditor))
+
+
+def _run(
+    loaded: LoadedConfig, options: RunOptions, view_factory: Callable[[], FunctionView]
+) -> int:
     jobs = select_jobs(loaded, options.jobs)
-    check_jobs(loaded, jobs, _view(loaded))
+    check_jobs(loaded, jobs, view_factory())
     started_s = time.monotonic()
     progress = JobProgress()
     is_dry = options.choice.dry_run
@@ -106,7 +114,7 @@ def run(loaded: LoadedConfig, options: RunOptions) -> int:
         engine.start()
         tools = JobTools(
             loaded=loaded,
-            view_factory=partial(_view, loaded),
+            view_factory=view_factory,
             dispatch=engine,
             run_id=engine.run_id,
             choice=options.choice,
@@ -165,8 +173,8 @@ def _supervise(
         display.update()
 
 
-def _view(loaded: LoadedConfig) -> FunctionView:
-    return FunctionView(loaded.resolve(loaded.config.functions.path))
+def _view(loaded: LoadedConfig, judge: Judge | None) -> FunctionView:
+    return FunctionView(loaded.resolve(loaded.config.functions.path), judge)
 
 
 def _tell(loaded: LoadedConfig, options: RunOptions, report: RunReport) -> int:
@@ -319,6 +327,7 @@ class Engine:
             executor_max_inflight=config.dispatcher.executor_max_inflight,
             executor_max_runnable=config.dispatcher.executor_max_runnable,
             memory_mark_bytes=self._memory_limits.recycle_bytes,
+            requires_audit=config.functions.mode == "restricted",
             limits=(
                 process_limits(config.worker, self._memory_limits.limit_bytes)
                 if sandbox is None

@@ -12,11 +12,17 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from blockx import cli_cache, cli_table
+from blockx.audit import command as audit_command
 from blockx.config import JobConfig, LoadedConfig, describe, load_config
 from blockx.errors import UsageError
 from blockx.jobs.choice import Choice, Where
+
+if TYPE_CHECKING:
+    from blockx.audit.client import Auditor
+    from blockx.functions.view import FunctionView
 
 EXIT_OK = 0
 """All calls are ok."""
@@ -31,7 +37,7 @@ EXIT_SIGINT = 130
 EXIT_SIGTERM = 143
 """Stopped by SIGTERM."""
 
-VERBS = ("run", "check", "table", "cache")
+VERBS = ("run", "check", "audit", "table", "cache")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +91,8 @@ def select_jobs(loaded: LoadedConfig, names: Sequence[str]) -> list[JobConfig]:
 
 def _command(arguments: list[str]) -> int:
     options = _parser().parse_args(_with_verb(arguments))
+    if options.verb == "audit":
+        return audit_command.run(options)
     loaded = load_config(Path(options.config), os.environ)
     if options.verb == "table":
         return cli_table.run(options, loaded)
@@ -163,7 +171,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"blockx {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="{run,check,table,cache}", required=True)
+    verbs = parser.add_subparsers(
+        dest="verb", metavar="{run,check,audit,table,cache}", required=True
+    )
     helps = {
         "run": "run the jobs of a configuration and exit",
         "check": "check configuration, functions and files, and show the effective configuration",
@@ -184,6 +194,13 @@ def _parser() -> argparse.ArgumentParser:
         _add_choice(sub)
         sub.add_argument("--quiet", action="store_true", help="no progress and no table")
         cli_cache.add_option(sub)
+    audit = verbs.add_parser(
+        "audit",
+        help="judge function sources by the rules of the restricted mode",
+        description=audit_command.DESCRIPTION,
+        allow_abbrev=False,
+    )
+    audit_command.add_arguments(audit)
     cli_table.add_parser(verbs)
     cli_cache.add_parser(verbs)
     return parser
@@ -191,10 +208,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check(loaded: LoadedConfig, names: Sequence[str]) -> int:
     """Everything that can be known without running anything."""
+    from blockx.audit.client import auditor_of
     from blockx.functions.view import FunctionView
     from blockx.jobs.run import check_jobs
 
-    view = FunctionView(loaded.resolve(loaded.config.functions.path))
+    with auditor_of(loaded.config.functions.mode) as auditor:
+        view = FunctionView(loaded.resolve(loaded.config.functions.path), auditor)
+        verdicts = [] if auditor is None else _verdict_lines(auditor, view)
     mistakes = [f"{function_id}: {error}" for function_id, error in view.check_all()]
     if loaded.config.jobs or names:
         try:
@@ -204,9 +224,20 @@ def _check(loaded: LoadedConfig, names: Sequence[str]) -> int:
     if mistakes:
         raise UsageError("\n".join(mistakes))
     sys.stdout.write(describe(loaded, os.environ))
+    sys.stdout.writelines(f"# {line}\n" for line in verdicts)
     sys.stdout.write(f"# all right: {len(loaded.config.jobs)} jobs, {len(view.ids())} functions\n")
     sys.stdout.flush()
     return EXIT_OK
+
+
+def _verdict_lines(auditor: "Auditor", view: "FunctionView") -> list[str]:
+    """What the audit says of each function that it accepts; the others are mistakes."""
+    pins = [pin for pin in map(view.get, view.ids()) if pin is not None and pin.error is None]
+    return [
+        line
+        for pin in pins
+        for line in audit_command.describe(pin.function_id, auditor.audit(pin.source.encode()))
+    ]
 
 
 def _fail(message: str, code: int) -> int:

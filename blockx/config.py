@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from blockx.errors import UsageError
+from blockx.redact import redact_text, redact_url
 
 if TYPE_CHECKING:
     from blockx.strict_yaml import Document, KeyPath
@@ -168,8 +169,8 @@ class FunctionsConfig(_Section, frozen=True, kw_only=True):
 
     path: str = "functions"
     """Folder of .py files; a function's id is its path without suffix."""
-    mode: Literal["open"] = "open"
-    """open: any Python."""
+    mode: Literal["open", "restricted"] = "open"
+    """open: any Python; restricted: what the audit accepts, in a namespace of its own."""
     env: list[str] = []
     """Names of environment variables that functions may see."""
 
@@ -494,8 +495,7 @@ def describe(loaded: LoadedConfig, environ: Mapping[str, str]) -> str:
     config = loaded.config
     tree = msgspec.to_builtins(config)
     for chain in tree["backends"]["rpc"].values():
-        chain["urls"] = [redact_url(url) for url in chain["urls"]]
-        chain["per_url"] = {redact_url(url): own for url, own in chain["per_url"].items()}
+        _redact_urls(chain)
     for service in tree["backends"]["capabilities"].values():
         service["options"] = dict.fromkeys(
             service["options"], "***"
@@ -514,13 +514,15 @@ def describe(loaded: LoadedConfig, environ: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n" + body
 
 
-def redact_url(url: str) -> str:
-    """A url as it may be shown: without user, password, query, and long path segments (keys of node
-    providers)."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    segments = ["***" if len(segment) >= 16 else segment for segment in parts.path.split("/")]
-    return f"{parts.scheme}://{host}{'/'.join(segments)}{'?***' if parts.query else ''}"
+def _redact_urls(chain: dict[str, Any]) -> None:
+    """Of two urls that look alike then, the settings of each say which one they are for."""
+    shown = [redact_url(url) for url in chain["urls"]]
+    names = {
+        url: name if shown.count(name) == 1 else f"{name} (url {number})"
+        for number, (url, name) in enumerate(zip(chain["urls"], shown, strict=True), 1)
+    }
+    chain["per_url"] = {names[url]: own for url, own in chain["per_url"].items()}
+    chain["urls"] = shown
 
 
 def _read(path: Path) -> str:
@@ -631,7 +633,9 @@ def _has_section(kind: Any) -> bool:
 
 
 def _dotted(path: "KeyPath") -> str:
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    text = "".join(
+        f"[{part}]" if isinstance(part, int) else f".{redact_text(part)}" for part in path
+    )
     return text.removeprefix(".")
 
 
@@ -642,7 +646,7 @@ def _shown(value: Any) -> str:
         return f"a list of {len(value)}"
     if value is None or isinstance(value, bool):
         return {None: "nothing", True: "true", False: "false"}[value]
-    text = repr(value) if isinstance(value, str) else str(value)
+    text = repr(redact_text(value)) if isinstance(value, str) else str(value)
     text = text if len(text) <= 60 else f"{text[:57]}..."
     return f"the text {text}" if isinstance(value, str) else text
 

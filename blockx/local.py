@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from blockx.audit.client import auditor_of
 from blockx.backends.scope import IoReply, IoRequest
 from blockx.backends.service import IoService
 from blockx.config import LoadedConfig, load_config
@@ -138,7 +139,9 @@ class LocalProvider:
 
     def _pinned(self, function_id: str) -> PinnedFunction:
         if self._view is None:
-            self._view = FunctionView(self._loaded.resolve(self._loaded.config.functions.path))
+            functions = self._loaded.config.functions
+            with auditor_of(functions.mode) as auditor:
+                self._view = FunctionView(self._loaded.resolve(functions.path), auditor)
         pinned = self._view.get(function_id)
         if pinned is None:
             near = " or ".join(self._view.suggest(function_id))

@@ -22,23 +22,25 @@ MODULES = {
 }
 TREES = {name: ast.parse(path.read_text(), path) for name, path in MODULES.items()}
 
-COMMON = {"errors", "config", "observability"}
+COMMON = {"errors", "config", "observability", "redact"}
 RECORDS = {"dispatcher.model", "dispatcher.events", "dispatcher.commands"}
 LAYERS: dict[str, set[str]] = {
     "": {"sdk"},  # the package itself: blockx.capability
     "errors": set(),
     "strict_yaml": {"errors"},
-    "config": {"errors", "strict_yaml"},
+    "redact": set(),
+    "config": {"errors", "strict_yaml", "redact"},
     "observability": {"errors", "config"},
     "ipc": {"errors"},
     "sdk": {"errors"},
     "functions": {"errors"},
+    "audit": {"errors", "ipc", "functions"},
     "function": {"errors", "sdk"},
     "http": {"errors", "sdk", "ipc"},
     "dispatcher": {"errors", "config"},
     "supervisor": COMMON | {"ipc"},
     "backends": COMMON | {"ipc"},
-    "executor": {"errors", "config", "ipc", "sdk", "function", "functions", "http"},
+    "executor": {"errors", "config", "ipc", "sdk", "function", "functions", "http", "audit"},
     "transport": COMMON | RECORDS | {"ipc"},
     "jobs": COMMON | RECORDS | {"ipc", "functions"},
     "actor": COMMON | {"dispatcher", "ipc", "functions"},
@@ -51,7 +53,7 @@ BOTH_PROCESS_KINDS = {"app", "local"}
 
 MAIN_ONLY = {"aiohttp", "loguru", "numpy", "rich", "uvloop"}
 """Libraries that must not be loaded in an executor: they cost it memory and start-up time."""
-IN_EXECUTORS = {"dispatcher", "executor", "function", "functions", "http", "ipc", "sdk"}
+IN_EXECUTORS = {"audit", "dispatcher", "executor", "function", "functions", "http", "ipc", "sdk"}
 
 DISPATCHER_LIBRARIES = {
     "collections", "dataclasses", "enum", "heapq", "itertools", "math", "random", "typing",

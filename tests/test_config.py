@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from blockx import config as config_module
-from blockx.config import ENVIRONMENT, Config, describe, load_config, redact_url
+from blockx.config import ENVIRONMENT, Config, describe, load_config
 from blockx.errors import UsageError
 
 
@@ -334,6 +334,5 @@ def test_the_effective_configuration_is_itself_a_configuration(tmp_path):
 def test_no_credentials_are_shown(tmp_path):
     url = "https://user:secret@node.example:8545/v3/0123456789abcdef?key=hidden"
     text = describe(load(tmp_path, f"backends: {{rpc: {{dev: {{urls: ['{url}']}}}}}}"), {})
-    assert "https://node.example:8545/v3/***?***" in text
+    assert "https://node.example:8545/***\n" in text
     assert not [word for word in ("user", "secret", "0123456789", "hidden") if f"{word}" in text]
-    assert redact_url("http://127.0.0.1:8545") == "http://127.0.0.1:8545"

@@ -387,4 +387,4 @@ def _resolve_in(
         return None, CallError(ErrorKind.FUNCTION_NOT_FOUND, f"no function {function_id!r}{hint}")
     if pinned.error is not None:
         return None, CallError(ErrorKind.LOAD_ERROR, pinned.error)
-    return FunctionRef(function_id, pinned.digest, pinned.entry), None
+    return FunctionRef(function_id, pinned.digest, pinned.entry, pinned.audit), None

@@ -40,12 +40,12 @@ from blockx.backends.rpc_wire import (
     decode_params,
     place_block,
     question_body,
-    shown_url,
 )
 from blockx.backends.scope import IoReply, IoRequest, Reply
 from blockx.config import RpcBackendConfig
 from blockx.errors import ErrorKind, UsageError
 from blockx.ipc.messages import WireError
+from blockx.redact import redact_text
 
 TASKS_COUNTED_MAX = 1_024
 """Tasks whose counters are kept. Full: those of the oldest task go."""
@@ -550,6 +550,6 @@ def check_url(chain: str, url: str) -> None:
         good = False
     if not good:
         raise UsageError(
-            f"backends.rpc.{chain}.urls: {shown_url(url) if '://' in url else url!r} is no http(s) url; "
+            f"backends.rpc.{chain}.urls: {redact_text(url)!r} is no http(s) url; "
             "write for example http://127.0.0.1:8545"
         )

@@ -43,12 +43,12 @@ from blockx.backends.rpc_wire import (
     parse_body,
     read_error,
     shorten,
-    shown_url,
     wire_error,
 )
 from blockx.config import RpcBackendConfig
 from blockx.errors import TOO_MUCH, ErrorKind
 from blockx.ipc.messages import WireError
+from blockx.redact import redact_url
 
 LINGER_S = 0.002
 """Longest a question waits for company while a post is on its way."""
@@ -523,6 +523,8 @@ class NodeLink:
     def _end(self, question: Question, result: bytes | None, error: WireError | None) -> None:
         if not question.ended:
             question.ended = True
+            if error is not None:
+                error.message = self._urls.secrets.cut(error.message)
             question.done(question, result, error)
 
     def _say(self, question: Question, text: str, url: NodeUrl) -> str:
@@ -554,7 +556,7 @@ def _read_answer(status: int, headers: Any, body: bytes) -> Answer | list[Answer
     if status == 413:
         return _Failure(ErrorKind.IO_ERROR, "HTTP 413: the request is too big", too_big=True)
     if 300 <= status < 400:
-        to = shown_url(headers.get("location", ""))
+        to = redact_url(headers.get("location", ""))
         return _Failure(ErrorKind.IO_ERROR, f"HTTP {status}: it redirects to {to}; use that url")
     try:
         answer = parse_body(body)

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from blockx.backends.http_client import HttpClient
-from blockx.backends.rpc_wire import shown_url
 from blockx.config import RpcBackendConfig, RpcUrlConfig
 from blockx.errors import ErrorKind
 from blockx.observability import logger
+from blockx.redact import Secrets, redact_url
 
 PAUSE_FIRST_S: Final = 0.1
 PAUSE_MAX_S = 5.0
@@ -125,9 +125,12 @@ class ChainUrls:
     config: RpcBackendConfig
     body_bytes_max: int
     all: list[NodeUrl] = field(default_factory=list)
+    secrets: Secrets = field(init=False)
+    """Of all its urls: a node may answer with them."""
     _random: random.Random = field(default_factory=random.Random)
 
     def __post_init__(self) -> None:
+        self.secrets = Secrets(*self.config.urls)
         self.all = [self._made(url) for url in self.config.urls]
 
     def _made(self, url: str) -> NodeUrl:
@@ -138,7 +141,7 @@ class ChainUrls:
             url, timeout_s=config.timeout_ms / 1_000, body_bytes_max=self.body_bytes_max
         )
         posts_max = settings.posts_max or config.posts_max
-        return NodeUrl(shown_url(url), client, settings, posts_max, limit, limit)
+        return NodeUrl(redact_url(url), client, settings, posts_max, limit, limit)
 
     def choose(self, now: float, avoid: NodeUrl | None) -> NodeUrl | None:
         """The url of the next post, rather another than ``avoid``; it may have no free slot just now.
@@ -193,6 +196,7 @@ class ChainUrls:
         asked_pause_s: float | None,
     ) -> None:
         """Let it rest; posts that left before its last failure do not count again."""
+        text = self.secrets.cut(text)
         url.last_error, url.last_kind = text, kind
         if sent_at >= url.failed_at:
             url.failures += 1

@@ -11,7 +11,6 @@ nethermind, besu, reth, anvil and common gateways answer.
 import enum
 import re
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Raw
@@ -414,21 +413,3 @@ def shorten(text: str, chars: int = TEXT_CHARS_MAX) -> str:
     """One line without control characters (nodes put raw revert data into texts), cut to a length."""
     clean = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * chars]).split())
     return clean if len(clean) <= chars else clean[:chars] + "…"
-
-
-def shown_url(url: str) -> str:
-    """An url for messages and logs: no user, password or query, and path parts that look like a token hidden."""
-    try:
-        parts = urlsplit(url)
-        port = f":{parts.port}" if parts.port else ""
-    except ValueError:
-        return "(an url that cannot be read)"
-    host = parts.hostname or ""
-    if ":" in host:
-        host = f"[{host}]"
-    path = "/".join("…" if _like_a_token(part) else part for part in parts.path.split("/"))
-    return f"{parts.scheme}://{host}{port}{'' if path == '/' else path}"
-
-
-def _like_a_token(part: str) -> bool:
-    return len(part) >= 12 or (len(part) >= 8 and any(c.isdigit() for c in part))

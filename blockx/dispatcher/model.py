@@ -59,6 +59,8 @@ class FunctionRef:
     """SHA-256 of the source, hex."""
     entry: str
     """Name of the entry function in the source."""
+    audit: str = ""
+    """What the audit gave it, for the executor; empty: it was not audited."""
 
 
 @dataclass(slots=True)

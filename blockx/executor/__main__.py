@@ -26,6 +26,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "--executor-max-runnable", type=int, default=128, help="stored only; main enforces it"
     )
+    parser.add_argument(
+        "--requires-audit", action="store_true", help="load only functions that main has audited"
+    )
     options = parser.parse_args(arguments)
     if not 0.01 <= options.heartbeat_interval <= 60:
         parser.error("--heartbeat-interval must be between 0.01 and 60 seconds")
@@ -38,6 +41,7 @@ def main(arguments: list[str]) -> None:
         heartbeat_interval_ms=round(options.heartbeat_interval * _MS_PER_S),
         executor_max_inflight=options.executor_max_inflight,
         executor_max_runnable=options.executor_max_runnable,
+        requires_audit=options.requires_audit,
     )
     preload.blockx.executor.main.run(launch, None)
 

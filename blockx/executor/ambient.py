@@ -15,9 +15,9 @@ it take a note: the modules and ``os.environ`` get classes that note assignments
 millisecond, ``restore_fully`` compares all the same, for changes by other ways (C code, ``posix.chdir``);
 only what is written into a module's ``__dict__`` directly goes unnoticed.
 
-Left to others: output streams (``capture``), the alarm and ``time.sleep`` (``interrupts``). Left alone, they
-last as long as the process: locale, resource limits, priorities, and whatever is changed inside an object
-(a class's attribute, ``sys.path``, ``random``'s state).
+Left to others: output streams (``capture``), the alarm and ``time.sleep`` (``interrupts``), the context of
+``decimal`` and the numbers of ``random`` (``own_state``). Left alone, they last as long as the process: locale,
+resource limits, priorities, and whatever is changed inside an object (a class's attribute, ``sys.path``).
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -36,6 +36,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from blockx.executor.loader import USER_BUILTINS
+from blockx.executor.own_state import OwnState
 from blockx.functions.entry import PRELUDE
 
 SHARED_MODULES: Final = (
@@ -64,6 +65,7 @@ _get_switch_interval, _set_switch_interval = sys.getswitchinterval, sys.setswitc
 _get_trace, _set_trace = sys.gettrace, sys.settrace
 _get_profile, _set_profile = sys.getprofile, sys.setprofile
 _is_gc_enabled, _enable_gc = gc.isenabled, gc.enable
+_gc_callbacks = gc.callbacks
 _get_threshold, _set_threshold = gc.get_threshold, gc.set_threshold
 _getsignal, _setsignal = _signal.getsignal, _signal.signal
 _sigmask = _signal.pthread_sigmask
@@ -127,9 +129,9 @@ class Ambient:
     """Remembers the settings at its construction; ``restore`` puts them back."""
 
     __slots__ = (
-        "_cwd", "_digits", "_environment", "_filters", "_functions", "_handlers", "_mask", "_named", "_profile",
-        "_recursion_limit", "_saved", "_shared", "_start_modules", "_switch_interval", "_threshold",
-        "_trace", "_umask",
+        "_cwd", "_digits", "_environment", "_filters", "_functions", "_gc_callbacks", "_handlers", "_mask", "_named",
+        "_own_state", "_profile", "_recursion_limit", "_saved", "_shared", "_start_modules", "_switch_interval",
+        "_threshold", "_trace", "_umask",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -146,6 +148,8 @@ class Ambient:
         self._handlers = list(map(_getsignal, _HANDLED_SIGNALS))
         self._mask = _sigmask(signal.SIG_BLOCK, ()) - {signal.SIGALRM}
         self._filters = list(_warning_filters)
+        self._gc_callbacks = list(_gc_callbacks)
+        self._own_state = OwnState()
         _modules["builtins"] = USER_BUILTINS
         self._start_modules = dict(_modules)
         self._named = itemgetter("builtins", *SHARED_MODULES)
@@ -203,6 +207,7 @@ class Ambient:
         for module in self._shared:
             module.__class__ = ModuleType
         _environ.__class__ = os._Environ
+        self._own_state.close()
         os.supports_fd.discard(os.chdir)
         for owner, name, function in self._functions:
             setattr(owner, name, function)
@@ -220,6 +225,8 @@ class Ambient:
             _set_profile(self._profile)
         if not _is_gc_enabled():
             _enable_gc()
+        if _gc_callbacks != self._gc_callbacks:
+            _gc_callbacks[:] = self._gc_callbacks
         if _get_threshold() != self._threshold:
             _set_threshold(*self._threshold)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Raw
 
 from blockx.errors import RETRY_POLICIES, CallSignal, ErrorKind, FunctionCodeFetchError
-from blockx.executor.capture import CallOutput, FailureReport, failure_report
+from blockx.executor.capture import CallOutput, FailureReport, class_name, failure_report
 from blockx.executor.context import NS_PER_MS, NS_PER_US, ExecContext
 from blockx.executor.loader import LoadedFunction, Loader, is_user_file
 from blockx.ipc import exact_json
@@ -53,8 +53,10 @@ class AttemptRunner:
         """CPU time of the last step."""
 
     def run(self, context: ExecContext) -> None:
-        """Load, call, encode, send. User code cannot make it raise."""
+        """Load, call, encode, let go, send. User code cannot make it raise."""
         phase = _LOADING
+        arguments: list[Any] | None = None
+        result = failure = None
         try:
             context.check(context.step_started_ns)
             context.in_user = True
@@ -64,17 +66,26 @@ class AttemptRunner:
             phase = _BODY
             context.body_started = True
             result = loaded.call(*arguments)
+            context.is_over = True
             phase = _ENCODING
             if type(result) is CoroutineType:
                 result.close()  # it is refused below; unclosed it would warn that nobody awaited it
             output = exact_json.encode(result)
+            # What goes now may run code: in the call's time.
+            arguments = result = context.remote_error = None
+            self._runtime.forget_variables(context)
             context.in_user = False
             context.check(_monotonic_ns())
         except BaseException as error:  # noqa: BLE001 - whatever user code raises ends its call only
             context.in_user = False
-            self._fail(context, error, phase)
+            failure = self._judged(context, error, phase)
+        if failure is None:
+            self._complete(context, output)
             return
-        self._complete(context, output)
+        arguments = result = context.remote_error = None
+        self._runtime.forget_variables(context)
+        context.in_user = False
+        self._fail(context, *failure)
 
     def end_cancelled(self, context: ExecContext) -> None:
         """End an attempt that was cancelled before its first step."""
@@ -103,6 +114,7 @@ class AttemptRunner:
         context.cpu_ns += self.step_cpu_ns
 
     def _load(self, context: ExecContext) -> LoadedFunction:
+        self._loader.check_audit(context.function_id, context.digest, context.audit)
         return self._loader.load(
             context.task_id,
             context.function_id,
@@ -110,6 +122,7 @@ class AttemptRunner:
             context.entry,
             self._runtime.bridge.do_function_code_req,
             self._check_running,
+            restricted=bool(context.audit),
         )
 
     def _check_running(self) -> None:
@@ -157,30 +170,29 @@ class AttemptRunner:
             else:
                 return True
 
-    def _fail(self, context: ExecContext, error: BaseException, phase: int) -> None:
-        report = self._report(context, error)
-        now_ns = _monotonic_ns()
-        kind = context.signal_kind
-        if kind is None:
-            kind = _kind_of(context, error, phase)
-        elif not isinstance(error, CallSignal):
-            signal = context.pending_signal(now_ns)
-            text = f"{type(signal).__name__}: {signal}; the function swallowed it and went on"
-            report = report._replace(message=text)
-        self.charge_step(context, now_ns)
-        self._end(context, kind, report)
-
-    def _report(self, context: ExecContext, error: BaseException) -> FailureReport:
-        """The failure in words. Runs ``__str__`` and ``__repr__`` of user classes: guarded."""
+    def _judged(
+        self, context: ExecContext, error: BaseException, phase: int
+    ) -> tuple[ErrorKind, FailureReport]:
+        """What the exception means, and its words. Leaves ``in_user`` set: it still has to go."""
+        # A signal that comes from here on is about the words only.
+        latched = context.signal_kind
+        kind = latched or _kind_of(context, error, phase)
+        context.is_over = True
         context.in_user = True
         try:
             report = failure_report(error, is_user_file)
-            context.in_user = False
         except BaseException as trouble:  # noqa: BLE001 - a signal, or trouble without end
-            context.in_user = False
-            name = type.__getattribute__(type(error), "__name__")
-            report = FailureReport(f"{name}: <no text: {type(trouble).__name__}>", "", {})
-        return report
+            text = f"<no text: {class_name(type(trouble))} while it was made>"
+            report = FailureReport(f"{class_name(type(error))}: {text}", "", {})
+        if latched is not None and not issubclass(type(error), CallSignal):
+            signal = context.pending_signal(_monotonic_ns())
+            text = f"{type(signal).__name__}: {signal}; the function swallowed it and went on"
+            report = report._replace(message=text)
+        return kind, report
+
+    def _fail(self, context: ExecContext, kind: ErrorKind, report: FailureReport) -> None:
+        self.charge_step(context, _monotonic_ns())
+        self._end(context, kind, report)
 
     def _end(self, context: ExecContext, kind: ErrorKind, report: FailureReport) -> None:
         if not context.stale:
@@ -250,8 +262,11 @@ def _positional(context: ExecContext) -> list[Any]:
 def _kind_of(context: ExecContext, error: BaseException, phase: int) -> ErrorKind:
     """The kind of a failure without a signal. Answers of main are known by identity, never by class
     or text, which user code can forge."""
-    if phase == _LOADING and isinstance(error, FunctionCodeFetchError):
+    kind = type(error)  # of the object itself: it may have a ``__class__`` of its own
+    if phase == _LOADING and kind is FunctionCodeFetchError:
         return ErrorKind.CODE_FETCH_FAILED
     if phase == _BODY and error is context.remote_error:
         return context.remote_kind
+    if phase == _ENCODING and kind is exact_json.TooLargeValueError:
+        return ErrorKind.OUTPUT_TOO_LARGE
     return _PHASE_KINDS[phase]

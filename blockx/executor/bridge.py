@@ -109,9 +109,8 @@ class SdkBridge:
             SubcallFailedError and its subclasses: it failed; ``kind`` says how.
             InexactValueError: an argument has no exact JSON form; the text names its path.
         """
-        if not isinstance(function_id, str):
-            raise TypeError(f"the id of a function is text, not {type(function_id).__name__}")
         context = self.current()
+        function_id = _plain_text(function_id, "the id of a function")
         context.last_operation = f"sub-call {function_id}"
         wake = self._ask(
             context,
@@ -192,16 +191,23 @@ class SdkBridge:
     def current(self) -> ExecContext:
         """The running call, if this really is its own code. Raises RuntimeError otherwise."""
         context = self._runtime.running
-        if context is None or not self._is_callers(context):
+        if context is None or context.is_over or not self._is_callers(context):
             raise RuntimeError(
                 "reads, writes, sub-calls and sleeps work only in the function of a running call: "
-                "not in a thread, a forked process, a greenlet of its own, or after the call's end"
+                "not in a thread, a forked process, a greenlet of its own, a destructor that runs "
+                "while garbage is collected, or after the call's end"
             )
         return context
 
     def _is_callers(self, context: ExecContext) -> bool:
         """Whether it is the code of this running call that asks."""
-        return context.in_user and getcurrent() is context.greenlet and not self._runtime.is_forked
+        runtime = self._runtime
+        return (
+            context.in_user
+            and getcurrent() is context.greenlet
+            and not runtime.late_code.is_collecting
+            and not runtime.is_forked
+        )
 
     def wait(
         self,
@@ -296,6 +302,12 @@ class SdkBridge:
         sidecar: bytes | None = None,
     ) -> Any:
         context = self.current()
+        if not (type(backend) is type(operation) is type(cache_key) is str):
+            backend = _plain_text(backend, "a backend")
+            operation = _plain_text(operation, "an operation")
+            cache_key = _plain_text(cache_key, "a cache key")
+        if sidecar is not None and type(sidecar) is not bytes:
+            sidecar = bytes(memoryview(sidecar))
         context.last_operation = f"{backend} {operation}"
         wake = self._ask(
             context,
@@ -335,6 +347,13 @@ class SdkBridge:
             context.check(_monotonic_ns())
         finally:
             context.in_user = True
+
+
+def _plain_text(text: object, what: str) -> str:
+    """Exactly a ``str``: what is put on the wire must not run code of the user there."""
+    if not issubclass(type(text), str):
+        raise TypeError(f"{what} is text, not {type(text).__name__}")
+    return str.__str__(text)
 
 
 def _sleep_ns(seconds: float | SupportsIndex) -> int:

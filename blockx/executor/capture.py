@@ -72,7 +72,8 @@ _set_traceback: Callable[[BaseException, None], None] = _DESCRIPTORS["__tracebac
 _get_args: Callable[[BaseException], tuple[Any, ...]] = _DESCRIPTORS["args"].__get__
 _get_members: Callable[[BaseException], tuple[BaseException, ...]]
 _get_members = vars(BaseExceptionGroup)["exceptions"].__get__
-_get_class_name: Callable[[type], str] = vars(type)["__name__"].__get__
+class_name: Final[Callable[[type], str]] = vars(type)["__name__"].__get__
+"""Of the class itself: its metaclass may be the user's, with a ``__name__`` of its own."""
 
 _SYS: Final = vars(sys)
 """Attributes of ``sys``; as a dict, since a call may have deleted one."""
@@ -98,7 +99,8 @@ def failure_report(error: BaseException, is_user_file: UserFiles) -> FailureRepo
     For a failed load the report is about the exception in the module's body.
 
     Raises:
-        CallSignal: the call was told to stop while its ``__str__`` or ``__repr__`` ran.
+        CallSignal: the call was told to stop while the ``__str__`` of an exception ran. (While the ``__repr__`` of
+            a local variable did, only the variables are missing.)
     """
     is_user = is_user_file if callable(is_user_file) else is_user_file.__contains__
     cause = error
@@ -107,7 +109,10 @@ def failure_report(error: BaseException, is_user_file: UserFiles) -> FailureRepo
     try:
         title = _title(cause)
         stack = _stack_text(cause, title, is_user)
-        local_vars = _local_variables(cause, is_user)
+        try:
+            local_vars = _local_variables(cause, is_user)
+        except CallSignal as signal:
+            local_vars = {"...": f"not shown: {class_name(type(signal))} while their repr was made"}
     finally:
         _clear_tracebacks(error)
     return FailureReport(_cut(title, _MESSAGE_BYTES_MAX), stack, local_vars)
@@ -120,7 +125,7 @@ def _title(error: BaseException) -> str:
     """``ClassName: text``, not yet shortened."""
     if issubclass(type(error), LoadError):
         return str(error)
-    name, text = _get_class_name(type(error)), _guarded(_error_text, error)
+    name, text = class_name(type(error)), _guarded(_error_text, error)
     return f"{name}: {text}" if text else name
 
 
@@ -131,7 +136,7 @@ def _guarded(make: Callable[[Any], str], value: Any) -> str:
     except CallSignal:
         raise
     except BaseException as trouble:  # noqa: BLE001 - user code; whatever it raises becomes text
-        return f"<no text: {_get_class_name(type(trouble))} while it was made>"
+        return f"<no text: {class_name(type(trouble))} while it was made>"
 
 
 def _error_text(error: BaseException) -> str:

@@ -132,10 +132,10 @@ class ExecContext:
     """One attempt of one call."""
 
     __slots__ = (
-        "args", "arrived_ns", "attempt_seq", "body_started", "budget_ns", "call_id", "call_seq",
+        "args", "arrived_ns", "attempt_seq", "audit", "body_started", "budget_ns", "call_id", "call_seq",
         "cancel_reason", "counts", "cpu_mark_ns", "cpu_ns", "deadline_ns", "debug", "digest", "entry", "function_id",
-        "greenlet", "held_ns", "in_user", "io_ns", "last_operation", "limits", "output", "parent_call_id", "queued",
-        "raises", "refused_since_ns", "remote_error", "remote_kind", "request_id", "signal_kind", "sleep_ns",
+        "greenlet", "held_ns", "in_user", "io_ns", "is_over", "last_operation", "limits", "output", "parent_call_id",
+        "queued", "raises", "refused_since_ns", "remote_error", "remote_kind", "request_id", "signal_kind", "sleep_ns",
         "sleep_seq", "span", "stale", "state", "step_started_ns", "subcall_ns", "task_id", "wake",
     )  # fmt: skip
 
@@ -145,7 +145,7 @@ class ExecContext:
         self.task_id = payload.task_id
         self.function_id = payload.function_id
         self.digest = payload.function_code_digest
-        self.entry = payload.entry_selector
+        self.entry, self.audit = payload.entry_selector, payload.audit
         self.args = payload.args
         self.attempt_seq = payload.attempt_seq
         self.call_seq = payload.call_seq
@@ -165,9 +165,9 @@ class ExecContext:
         counts[0] += 1
         self.queued = False
         """In a run queue, or about to be switched in."""
-        self.stale = False
-        """Replaced by a newer attempt: unwinds without a terminal message."""
-        self.in_user = self.body_started = False
+        self.stale = self.in_user = self.body_started = self.is_over = False
+        """``stale``: replaced by a newer attempt, unwinds without a terminal message. ``is_over``: the function has
+        returned or raised; what runs of it from now on asks for nothing."""
         self.greenlet: greenlet | None = None
         self.request_id = ""
         """The one pending request; empty when none."""

@@ -131,9 +131,10 @@ class Alarm:
     def _may_raise(self, context: ExecContext, frame: FrameType, now_ns: int) -> bool:
         """Whether the interrupted code may be cut here."""
         filename = frame.f_code.co_filename
-        if filename.startswith(_OWN_FOLDER) or _is_importing(frame):
+        is_sleep = frame.f_code is _SLEEP_CODE  # a real one: where no call can be suspended
+        if (filename.startswith(_OWN_FOLDER) and not is_sleep) or _is_importing(frame):
             return False
-        if is_user_file(filename) or filename in _PURE_FILES:
+        if is_user_file(filename) or filename in _PURE_FILES or is_sleep:
             context.refused_since_ns = 0
             return True
         if not context.refused_since_ns:
@@ -176,3 +177,6 @@ def _sleep(seconds: float, /) -> None:
     """Suspend the running call; outside of one, block the thread."""
     if _sleep_in_call is None or not _sleep_in_call(seconds):
         _real_sleep(seconds)
+
+
+_SLEEP_CODE: Final = _sleep.__code__

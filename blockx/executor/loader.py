@@ -13,6 +13,8 @@ the user's module (a read or a sleep at its top level). Hence the law of this fi
   specification caches by digest alone; here also by function id, so that two functions with the
   same text each have their own name in tracebacks.
 - ``release_task`` forgets the task's modules: namespaces, ``sys.modules``, ``linecache``.
+- An audited function gets the task's ``restricted`` namespace instead of the prelude and all built-ins. Audited and
+  open modules of one source are two modules.
 
 What it needs of the standard library is bound at import, before user code can replace it.
 """
@@ -29,8 +31,17 @@ from sys import modules as _sys_modules
 from types import CodeType, ModuleType
 from typing import Any, Final
 
+from blockx.audit.verdict import audit_token
 from blockx.errors import FunctionCodeFetchError, UsageError
-from blockx.functions.entry import PRELUDE, LoadError, compile_source, is_user_file, user_file_name
+from blockx.executor.restricted import RestrictedNamespace
+from blockx.functions.entry import (
+    PRELUDE,
+    LoadError,
+    compile_source,
+    is_user_file,
+    source_lines,
+    user_file_name,
+)
 
 __all__ = ["LoadFailedError", "LoadedFunction", "Loader", "code_cache_entries", "is_user_file"]
 
@@ -84,7 +95,9 @@ class _TaskModules:
     """Name in ``sys.modules`` -> module, complete or with its body running."""
     filenames: set[str] = field(default_factory=set)
     """Whatever may have lines in ``linecache``: failed loads too, their tracebacks read it."""
-    keys: list[tuple[str, str, str]] = field(default_factory=list)
+    keys: list[tuple[str, str, str, bool]] = field(default_factory=list)
+    restricted: RestrictedNamespace | None = None
+    """For its audited functions, made for the first of them."""
 
 
 class _SourceLoader:
@@ -112,13 +125,33 @@ def code_cache_entries(environ: Mapping[str, str]) -> int:
 class Loader:
     """Loads functions for the calls of this process. Main thread only."""
 
-    def __init__(self, code_cache_entries: int = CODE_CACHE_ENTRIES) -> None:
+    def __init__(
+        self, code_cache_entries: int = CODE_CACHE_ENTRIES, *, requires_audit: bool = False
+    ) -> None:
+        self._requires_audit = requires_audit
         self._code_cache_entries = code_cache_entries
         self._compiled: OrderedDict[tuple[str, str], _Compiled] = OrderedDict()
-        self._loaded: dict[tuple[str, str, str], LoadedFunction] = {}
+        self._loaded: dict[tuple[str, str, str, bool], LoadedFunction] = {}
         self._tasks: dict[str, _TaskModules] = {}
         self._sequence = 0
         self._prelude = _resolve_prelude()
+
+    def check_audit(self, function_id: str, digest: str, audit: str) -> None:
+        """The audit gate: an audit that came with a call must be of this source and of our rules.
+
+        Raises:
+            LoadFailedError: it is not, or there is none in restricted mode.
+        """
+        if (self._requires_audit or audit) and audit != audit_token(digest):
+            found = (
+                f"an audit of other rules or another source ({audit[:80]!r})"
+                if audit
+                else "no audit"
+            )
+            raise LoadFailedError(
+                f'LoadError: function "{function_id}" came with {found}; in restricted mode main sends one '
+                "with every call, so main and its executors are of different versions"
+            )
 
     def load(
         self,
@@ -128,8 +161,10 @@ class Loader:
         entry: str,
         fetch: Fetch,
         verify: Callable[[], None] | None = None,
+        *,
+        restricted: bool = False,
     ) -> LoadedFunction:
-        """The function of this task, loaded at its first call.
+        """The function of this task, loaded at its first call; ``restricted``: it was audited.
 
         Call it inside the call's greenlet and its guarded time: the first load runs user code.
         ``verify`` is called when the body has run and raises if the call was told to stop
@@ -140,15 +175,16 @@ class Loader:
             FunctionCodeFetchError: the source could not be had, or is not what the digest says.
             CallSignal: from ``fetch``, from the body, or from ``verify``.
         """
-        loaded = self._loaded.get((task_id, function_id, digest))
+        key = (task_id, function_id, digest, restricted)
+        loaded = self._loaded.get(key)
         if loaded is not None:
             return loaded
         compiled = self._compile(function_id, digest, fetch)
         # ``fetch`` may have let another call of the task run, which loaded the function meanwhile.
-        loaded = self._loaded.get((task_id, function_id, digest))
+        loaded = self._loaded.get(key)
         if loaded is not None:
             return loaded
-        return self._load(task_id, function_id, digest, entry, compiled, verify)
+        return self._load(key, entry, compiled, verify)
 
     def release_task(self, task_id: str) -> None:
         """Forget everything of a task whose last call has ended; nothing to do is fine."""
@@ -169,15 +205,17 @@ class Loader:
 
     def _load(
         self,
-        task_id: str,
-        function_id: str,
-        digest: str,
+        key: tuple[str, str, str, bool],
         entry: str,
         compiled: _Compiled,
         verify: Callable[[], None] | None,
     ) -> LoadedFunction:
+        task_id, function_id, _digest, restricted = key
         task = self._tasks.setdefault(task_id, _TaskModules())
-        name, module = self._new_module(function_id, compiled)
+        namespace = task.restricted
+        if restricted and namespace is None:
+            namespace = task.restricted = RestrictedNamespace()
+        name, module = self._new_module(function_id, compiled, namespace if restricted else None)
         task.modules[name] = module
         task.filenames.add(compiled.filename)
         try:
@@ -189,7 +227,6 @@ class Loader:
             del task.modules[name]
             _sys_modules.pop(name, None)
             raise
-        key = (task_id, function_id, digest)
         complete = self._loaded.get(key)
         if complete is not None:  # the body had switched, and another copy was complete first
             del task.modules[name]
@@ -214,19 +251,27 @@ class Loader:
                 self._compiled.popitem(last=False)
         return compiled
 
-    def _new_module(self, function_id: str, compiled: _Compiled) -> tuple[str, ModuleType]:
+    def _new_module(
+        self, function_id: str, compiled: _Compiled, namespace: RestrictedNamespace | None
+    ) -> tuple[str, ModuleType]:
         """A real module in ``sys.modules``: dataclasses with text annotations, pickle and
         ``typing.get_type_hints`` look the module of a class up by its name."""
         self._sequence += 1
         name = f"blockx_user_{self._sequence}_{function_id.rpartition('/')[2]}"
-        loader: Any = _SourceLoader(compiled.source)
         module = ModuleType(name)
+        _sys_modules[name] = module
+        if namespace is not None:
+            # No loader, whose methods have our globals: the lines for tracebacks are left here.
+            lines = source_lines(compiled.source)
+            _line_cache[compiled.filename] = (len(lines), None, lines, compiled.filename)
+            namespace.fill(module.__dict__)
+            return name, module
+        loader: Any = _SourceLoader(compiled.source)
         module.__loader__ = loader
         module.__spec__ = ModuleSpec(name, loader, origin=compiled.filename)
         module.__file__ = compiled.filename
         module.__dict__.update(self._prelude)
         module.__dict__["__builtins__"] = USER_BUILTINS.__dict__
-        _sys_modules[name] = module
         return name, module
 
 

@@ -96,7 +96,7 @@ def _serve(
     termination = _Termination()
     runtime = ExecutorRuntime(
         launch.executor_id,
-        Loader(code_cache_entries(os.environ)),
+        Loader(code_cache_entries(os.environ), requires_audit=launch.requires_audit),
         session,
         row,
         incarnation_id=os.urandom(4).hex(),

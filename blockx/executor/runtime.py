@@ -20,6 +20,7 @@ import gc
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any, Final
 
@@ -35,6 +36,7 @@ from blockx.executor.call_log import CallLog
 from blockx.executor.capture import CallOutput, OutputCapture
 from blockx.executor.context import NS_PER_MS, NS_PER_US, Counts, ExecContext, ExecState, Wake
 from blockx.executor.interrupts import Alarm
+from blockx.executor.late_code import LateCode
 from blockx.executor.loader import Loader
 from blockx.executor.memory import ABI_CACHE_ENTRIES, AbiCaches, Garbage
 from blockx.executor.queues import RunQueue
@@ -147,6 +149,8 @@ class ExecutorRuntime:
         """Last sample, at most MEMORY_AGE_NS old when a step begins."""
         self.tracer = tracer
         """None: no attempt has a span."""
+        self._alarm = Alarm(self)
+        self.late_code = LateCode(self, self._alarm, row)
         self.bridge = SdkBridge(self)
         self.counters = {"stale_executes": 0, "stale_resumes": 0, "stale_cancels": 0, "finished": 0}
         self._attempts = AttemptRunner(self, loader, self._discard)
@@ -154,7 +158,6 @@ class ExecutorRuntime:
         self._queue = RunQueue()
         self._row = row
         self._max_inflight = executor_max_inflight
-        self._alarm = Alarm(self)
         interrupts.install_sleep(self.bridge.sleep_in_call)
         self._ambient = Ambient()
         self._capture = capture(self.current_output) if capture is not None else None
@@ -338,6 +341,7 @@ class ExecutorRuntime:
             lane.switch(None)
         self._tasks.release_all()
         self._alarm.uninstall()
+        self.late_code.close()
         self._ambient.close()
         interrupts.uninstall_sleep()
 
@@ -421,21 +425,37 @@ class ExecutorRuntime:
         self._queue.wake_due(now_ns)
         if self._heartbeat_interval_ns and now_ns >= self._heartbeat_due_ns:
             self.send_heartbeat(now_ns)
-        if self._tasks.release_due(now_ns) and not self._contexts:
-            gc.collect()  # what user modules leave is mostly cycles; nobody waits just now
+        if self._tasks.is_due(now_ns):
+            self.late_code.run(partial(self._release_tasks, now_ns))
         self._ambient.restore_fully()
         self._alarm.distrust()
         self._abi_caches.trim_if_due(now_ns)
         if self._garbage.is_due(self.memory_bytes, now_ns):
-            self._tasks.release_all()
-            self.memory_bytes = self._garbage.collect()
+            self.late_code.run(self._collect_garbage)
         self._publish(now_ns)
         return now_ns
 
+    def _release_tasks(self, now_ns: int) -> None:
+        self._tasks.release_due(now_ns)
+        if not self._contexts:
+            gc.collect()  # what user modules leave is mostly cycles; nobody waits just now
+
+    def _collect_garbage(self) -> None:
+        self._tasks.release_all()
+        self.memory_bytes = self._garbage.collect()
+
+    def forget_variables(self, context: ExecContext) -> None:
+        """For the end of a call: its lane has the context variables of the next one."""
+        assert context.greenlet is not None
+        context.greenlet.gr_context = self._clean_context.copy()
+
     def _clean_lane(self) -> greenlet:
         """A lane for a new call: an empty context but for the provider, settings as they were."""
-        lane = self._lanes.pop() if self._lanes else greenlet(self._lane, self.hub)
-        lane.gr_context = self._clean_context.copy()
+        if self._lanes:
+            lane = self._lanes.pop()
+        else:
+            lane = greenlet(self._lane, self.hub)
+            lane.gr_context = self._clean_context.copy()
         if self._capture is not None:
             self._capture.restore()
         return lane

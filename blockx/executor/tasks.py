@@ -45,15 +45,17 @@ class TaskModules:
             return None
         return next(iter(self._lingering.values())) + self._linger_ns
 
-    def release_due(self, now_ns: int) -> bool:
-        """Release what is due, or too much; says whether anything was."""
-        released = False
-        while (due_ns := self.next_due_ns()) is not None:
-            if now_ns < due_ns and len(self._lingering) <= TASKS_LINGERING_MAX:
-                break
+    def is_due(self, now_ns: int) -> bool:
+        """Whether ``release_due`` has anything to do."""
+        due_ns = self.next_due_ns()
+        return due_ns is not None and (
+            now_ns >= due_ns or len(self._lingering) > TASKS_LINGERING_MAX
+        )
+
+    def release_due(self, now_ns: int) -> None:
+        """Release what is due, or too much."""
+        while self.is_due(now_ns):
             self._release_oldest()
-            released = True
-        return released
 
     def release_all(self) -> None:
         """Release all tasks without a call."""

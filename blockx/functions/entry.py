@@ -9,11 +9,12 @@ Source of the entry rule and the prelude: the specification, "User function prog
 """
 
 import ast
+import contextlib
 import io
 import re
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import CodeType, MappingProxyType
 from typing import Final
 
@@ -44,8 +45,8 @@ USER_FILE_PREFIX: Final = "functions/"
 
 _DIGEST_SHOWN: Final = 8
 _TEXT_SHOWN: Final = 200
-_CODING = re.compile(r"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)", re.ASCII)
-_UTF8_NAMES: Final = frozenset({"utf-8", "utf8", "utf-8-sig", "utf_8", "u8", "ascii", "us-ascii"})
+CODING: Final = re.compile(r"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)", re.ASCII)
+UTF8_NAMES: Final = frozenset({"utf-8", "utf8", "utf-8-sig", "utf_8", "u8", "ascii", "us-ascii"})
 _FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 _compile_lock = threading.Lock()
 
@@ -100,12 +101,19 @@ def compile_source(function_id: str, source: str, filename: str) -> CodeType:
         LoadError: it does not compile.
     """
     _check_text(function_id, source)
-    with _compile_lock, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet_compiler():
         try:
             return compile(source.removeprefix("\ufeff"), filename, "exec", dont_inherit=True)
-        except _COMPILE_ERRORS as error:
+        except COMPILE_ERRORS as error:
             raise _load_error(function_id, error) from None
+
+
+@contextlib.contextmanager
+def quiet_compiler() -> Iterator[None]:
+    """Around every use of the compiler: one thread at a time, and no warning of a user's file in our log."""
+    with _compile_lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def source_lines(source: str) -> list[str]:
@@ -113,17 +121,16 @@ def source_lines(source: str) -> list[str]:
     return io.StringIO(source.removeprefix("\ufeff"), newline=None).readlines()
 
 
-_COMPILE_ERRORS = (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError)
+COMPILE_ERRORS: Final = (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError)
 """ValueError: NUL or a lone surrogate; MemoryError and RecursionError: nested too deep."""
 
 
 def _parse(function_id: str, source: str) -> ast.Module:
     _check_text(function_id, source)
-    with _compile_lock, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet_compiler():
         try:
             return ast.parse(source.removeprefix("\ufeff"))
-        except _COMPILE_ERRORS as error:
+        except COMPILE_ERRORS as error:
             raise _load_error(function_id, error) from None
 
 
@@ -134,8 +141,8 @@ def _check_text(function_id: str, source: str) -> None:
         number = source.count("\n", 0, position) + 1
         raise LoadError(f"SyntaxError: a NUL byte ({_place(function_id, number)}); remove it")
     for line in source.split("\n", 2)[:2]:
-        declared = _CODING.match(line)
-        if declared and declared[1].lower() not in _UTF8_NAMES:
+        declared = CODING.match(line)
+        if declared and declared[1].lower() not in UTF8_NAMES:
             raise LoadError(
                 f"SyntaxError: the encoding {declared[1]} is declared ({_place(function_id, 1)}); "
                 "function sources are UTF-8: save it as UTF-8 and remove the declaration"

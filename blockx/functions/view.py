@@ -13,10 +13,10 @@ import os
 import stat
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from blockx.errors import UsageError
 from blockx.functions.entry import LoadError, compile_source, resolve_entry, user_file_name
@@ -47,6 +47,15 @@ class PinnedFunction:
     """Name of the function to call; empty when there is an error."""
     error: str | None
     """Why calls of it end as ``load_error``; None: it compiles and has an entry."""
+    audit: str = ""
+    """What the judge gave it; empty: there is no judge."""
+
+
+class Judge(Protocol):
+    """Decides about sources before they are parsed here: the audit of the restricted mode."""
+
+    def judge(self, function_id: str, source: str) -> tuple[str, str | None]:
+        """What is to go with calls of the function, and why it is refused (None: it is not)."""
 
 
 class FunctionView:
@@ -54,13 +63,15 @@ class FunctionView:
 
     The id is the path without ``.py``, segments joined by ``/``. Folders and files whose names
     begin with a dot, ``__pycache__`` and files such as ``__init__.py`` are no functions. Symbolic
-    links are followed, each folder once.
+    links are followed, each folder once. With a ``judge`` all of them are judged at once, on the
+    thread that makes the view, and what it refuses has an ``error`` and is never parsed here.
 
     Raises:
         UsageError: the folder cannot be read, or has too many or too large files.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, judge: Judge | None = None) -> None:
+        self._judge = judge
         self._unresolved: dict[str, PinnedFunction] = {}
         self._resolved: dict[str, PinnedFunction] = {}
         self._sources: dict[str, str] = {}
@@ -108,13 +119,15 @@ class FunctionView:
 
     def _read(self, folder: Path) -> None:
         bytes_read = 0
-        for path in _python_files(folder):
+        for path in python_files(folder):
             if len(self._unresolved) == FUNCTION_FILES_MAX:
                 raise UsageError(
                     f"functions.path: {folder} has more than {FUNCTION_FILES_MAX:,} .py files; "
                     "name a folder that holds functions only"
                 )
             pinned, size = _pin(_function_id(folder, path), path)
+            if self._judge is not None and pinned.error is None:
+                pinned = _judged(self._judge, pinned)
             bytes_read += size
             if bytes_read > FOLDER_BYTES_MAX:
                 raise UsageError(
@@ -134,7 +147,7 @@ class FunctionView:
         return list(dict.fromkeys([*same, *close]))[:_SUGGESTIONS]
 
 
-def _python_files(folder: Path) -> Iterator[Path]:
+def python_files(folder: Path) -> Iterator[Path]:
     """The .py files below a folder, in a fixed order; a folder that links reach again, once."""
     if not folder.is_dir():
         raise UsageError(
@@ -202,6 +215,11 @@ def _unusable(function_id: str, error: str) -> PinnedFunction:
     return PinnedFunction(function_id, "", "", "", error)
 
 
+def _judged(judge: Judge, pinned: PinnedFunction) -> PinnedFunction:
+    audit, refusal = judge.judge(pinned.function_id, pinned.source)
+    return replace(pinned, audit=audit, error=refusal)
+
+
 def _resolve(pinned: PinnedFunction) -> PinnedFunction:
     """Find the entry and compile the whole: a ``return`` outside a function shows only then."""
     if pinned.error is not None:
@@ -211,5 +229,5 @@ def _resolve(pinned: PinnedFunction) -> PinnedFunction:
         entry = resolve_entry(function_id, source)
         compile_source(function_id, source, user_file_name(function_id, digest))
     except LoadError as error:
-        return PinnedFunction(function_id, digest, source, "", str(error))
-    return PinnedFunction(function_id, digest, source, entry, None)
+        return replace(pinned, error=str(error))
+    return replace(pinned, entry=entry)

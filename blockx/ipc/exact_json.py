@@ -15,15 +15,16 @@ Law, from the design, section 3:
 - Subclasses of dict, list, tuple, str, int and float are read through their base class; methods
   that they override are not asked.
 
-Limits: ``DEPTH_MAX``, ``NODES_MAX``, ``INTEGER_CHARS_MAX``; bytes are limited by ``frames``.
+Limits: ``DEPTH_MAX``, ``NODES_MAX``, ``TEXT_CHARS_MAX``, ``INTEGER_CHARS_MAX``; bytes are limited by ``frames``.
 """
 
 import dataclasses
 import enum
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
-from gc import is_tracked
+from gc import get_referents, is_tracked
+from itertools import chain, filterfalse
 from typing import Any, Final
 from uuid import UUID
 
@@ -36,6 +37,12 @@ DEPTH_MAX: Final = 250
 NODES_MAX: Final = 5_000_000
 """Members of all lists and objects in a value that is written. More is refused: a small structure
 that holds the same list many times over would otherwise fill the memory."""
+
+TEXT_CHARS_MAX: Final = 64 * 1024 * 1024
+"""Characters of all texts and keys in a value that is written, four times a frame. More is refused before it is
+written: one long text in 100,000 places would otherwise fill the memory."""
+FEW_MEMBERS: Final = 16
+"""So few objects of so few members are not measured: they are at most 256 times what their function holds anyway."""
 
 INTEGER_CHARS_MAX: Final = 4_300
 """Longest integer, its sign counted; Python's own limit for reading one. Longer is refused."""
@@ -69,6 +76,10 @@ class InexactValueError(ValueError):
         self.reason = reason
 
 
+class TooLargeValueError(InexactValueError):
+    """A value has more than ``TEXT_CHARS_MAX`` characters of text."""
+
+
 class InvalidJsonError(ValueError):
     """Bytes that are no JSON, or JSON that cannot be read exactly; the text says what is wrong."""
 
@@ -91,9 +102,10 @@ def encode(value: object) -> bytes:
         InexactValueError: NaN or infinity, Decimal, bytes, set, time, timedelta, generator,
             coroutine, any other class, a lone surrogate, two keys that become one text, a cycle,
             or a limit.
+        TooLargeValueError: the limit of text.
     """
     try:
-        if is_tracked(value) and not _is_bounded(value, DEPTH_MAX - 1):
+        if _is_level(value) and not _is_bounded(value, DEPTH_MAX - 1):
             return _encode_slowly(value)
         data = _dumps(value, _reduce, _OPTIONS)
     except TypeError as error:
@@ -116,19 +128,22 @@ def set_dataclass_warning(warn: Callable[[str], None] | None) -> None:
 _dataclass_warning: Callable[[str], None] | None = None
 
 
-def _is_bounded(value: object, levels: int) -> bool:
+def _is_bounded(value: object, levels: int, *, is_decoded: bool = False) -> bool:
     """Whether orjson may walk a value: at most ``levels`` levels, no Enum.
 
     Level by level, so that a list 200,000 deep costs 250 steps. Only what the garbage collector
     tracks is looked into, so an innermost object of plain members is no level: leaving those out
-    makes this several times cheaper than the encoding itself.
+    makes this several times cheaper than the encoding itself. (It gives up tracking tuples of plain
+    members too, and tuples of these; they are looked into.) ``is_decoded``: it comes from ``decode``,
+    so that no part of it is in two places, and its texts were in the bytes.
 
     Raises:
         InexactValueError: more than ``NODES_MAX`` members.
+        TooLargeValueError: more than ``TEXT_CHARS_MAX`` characters.
         _Refusal: a dataclass cannot be read.
     """
     level = [value]
-    members = 0
+    members = chars = 0
     for _ in range(levels):
         below: list[object] = []
         for item in level:
@@ -139,11 +154,50 @@ def _is_bounded(value: object, levels: int) -> bool:
             if members > NODES_MAX:
                 # Said at once: the walk that finds paths would take seconds to come so far.
                 raise InexactValueError("$", _TOO_MANY)
-            below.extend(filter(is_tracked, children))
+            if is_decoded:
+                below.extend(filter(is_tracked, children))
+            elif members <= FEW_MEMBERS:
+                below.extend(filter(_is_level, children))
+            else:
+                kinds = set(map(type, children))
+                chars += _text_chars(item, children, kinds)
+                if chars > TEXT_CHARS_MAX:
+                    raise TooLargeValueError("$", _TOO_LONG)
+                below.extend(filter(is_tracked, children))
+                if tuple in kinds:
+                    below.extend([c for c in children if type(c) is tuple and not is_tracked(c)])
         if not below:
             return True
         level = below
     return False
+
+
+def _is_level(child: object) -> bool:
+    """Whether a member of a small container is looked into."""
+    kind = type(child)
+    return is_tracked(child) or kind is tuple or (kind is dict and len(child) > FEW_MEMBERS)  # type: ignore[arg-type]
+
+
+def _text_chars(item: object, children: Sequence[object], kinds: set[type]) -> int:
+    """Characters of the texts that are written for a container, those of innermost objects included.
+
+    ``kinds``: the types of its children. 0.2 us for each small row of a long list, more than encoding it.
+    """
+    if issubclass(type(item), str):
+        return str.__len__(item)  # type: ignore[arg-type]
+    chars = 0
+    inner: list[Any] = []
+    if str in kinds:
+        chars += sum([len(text) for text in children if type(text) is str])
+    if dict in kinds:
+        inner = [child for child in filterfalse(is_tracked, children) if type(child) is dict]
+        chars += sum([len(text) for text in get_referents(*inner) if type(text) is str])
+    if issubclass(type(item), dict):
+        inner.append(list(dict.keys(item)))  # type: ignore[arg-type]
+    try:
+        return chars + sum(map(str.__len__, chain.from_iterable(inner)))
+    except TypeError:  # a key that is no text: the walk will count
+        return chars
 
 
 def _children(item: Any) -> list[object] | tuple[object, ...] | None:
@@ -197,13 +251,13 @@ def _encode_slowly(value: object) -> bytes:
 class _Walk:
     """One walk over one value. Recursion is bounded by ``DEPTH_MAX``."""
 
-    __slots__ = ("_members", "_open", "_path")
+    __slots__ = ("_chars", "_members", "_open", "_path")
 
     def __init__(self) -> None:
         self._path: list[str | int] = []
         self._open: set[int] = set()
         """Identities of the containers on the path: meeting one again is a cycle."""
-        self._members = 0
+        self._members = self._chars = 0
 
     def plain(self, value: object) -> object:
         """A copy of ``value`` made of what orjson takes without asking."""
@@ -226,15 +280,18 @@ class _Walk:
     def _text(self, value: str, _origin: object) -> str:
         if not _is_unicode(value):
             raise self._refused(_LONE_SURROGATE)
+        self._count(len(value))
         return value
 
     def _integer(self, value: int, _origin: object) -> object:
         if -0x8000_0000_0000_0000 <= value <= 0xFFFF_FFFF_FFFF_FFFF:
             return value
         try:
-            return orjson.Fragment(_integer_text(value))
+            text = _integer_text(value)
         except _Refusal as refusal:
             raise self._refused(str(refusal)) from None
+        self._count(len(text))
+        return orjson.Fragment(text)
 
     def _float(self, value: float, _origin: object) -> float:
         if not math.isfinite(value):
@@ -247,7 +304,10 @@ class _Walk:
         path.append(0)
         for index, item in enumerate(value):
             kind = type(item)
-            if kind in _ALWAYS_PLAIN or (kind is str and item.isascii()):
+            if kind in _ALWAYS_PLAIN:
+                out.append(item)
+            elif kind is str and item.isascii():
+                self._count(len(item))
                 out.append(item)
             else:
                 path[-1] = index
@@ -264,8 +324,12 @@ class _Walk:
             text = key if type(key) is str and key.isascii() else self._key(key)
             if text in out:
                 raise self._refused(f"two keys become the same text {_shown(text)}")
+            self._count(len(text))
             kind = type(item)
-            if kind in _ALWAYS_PLAIN or (kind is str and item.isascii()):
+            if kind in _ALWAYS_PLAIN:
+                out[text] = item
+            elif kind is str and item.isascii():
+                self._count(len(item))
                 out[text] = item
             else:
                 path.append(text)
@@ -283,6 +347,11 @@ class _Walk:
         if self._members > NODES_MAX:
             raise self._refused(_TOO_MANY)
         self._open.add(id(origin))
+
+    def _count(self, chars: int) -> None:
+        self._chars += chars
+        if self._chars > TEXT_CHARS_MAX:
+            raise TooLargeValueError("$", _TOO_LONG)
 
     def _key(self, key: object) -> str:
         """The text that stands for a key."""
@@ -444,6 +513,7 @@ def _not_finite(value: float) -> str:
 
 
 _TOO_MANY: Final = f"more than {NODES_MAX} values (a list in itself has no end of them)"
+_TOO_LONG: Final = f"more than {TEXT_CHARS_MAX:,} characters of text"
 _LONE_SURROGATE: Final = "a text with a lone surrogate, which UTF-8 cannot hold"
 _HINTS: Final = {
     "Decimal": "return str(value), or an int in the smallest unit: readers would make a float of it",
@@ -469,8 +539,12 @@ def _why_refused(kind: type) -> str:
     return f"a value of type {name} has no exact JSON form; {hint}"
 
 
+_class_name: Final[Callable[[type], str]] = vars(type)["__name__"].__get__
+"""Of the class itself: its metaclass may be the user's, with a ``__name__`` of its own."""
+
+
 def _name(kind: type) -> str:
-    return kind.__name__[:_NAME_CHARS_MAX]
+    return _class_name(kind)[:_NAME_CHARS_MAX]
 
 
 def _member(key: str) -> str:
@@ -533,7 +607,7 @@ def check_spliced(raw: bytes) -> None:
     if len(raw) <= DEPTH_MAX or raw.count(b"[") + raw.count(b"{") <= DEPTH_MAX:
         return
     try:
-        is_bounded = _is_bounded(value, DEPTH_MAX)
+        is_bounded = _is_bounded(value, DEPTH_MAX, is_decoded=True)
     except InexactValueError as error:
         raise InvalidJsonError(error.reason) from None
     if not is_bounded:

@@ -13,8 +13,10 @@ behind it are kept. Source: the specification, "UDS protocol".
 import struct
 from typing import Final, NamedTuple
 
+import msgspec
+
 from blockx.errors import PeerProtocolError
-from blockx.ipc.messages import Message, encode_message
+from blockx.ipc.messages import encode_message
 
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 """Longest body. To encode more raises FrameTooLargeError, to receive more is a protocol error."""
@@ -47,7 +49,7 @@ class Frame(NamedTuple):
     sidecar: bytes | None
 
 
-def encode_frame(message: Message, sidecar: bytes | None = None) -> bytes:
+def encode_frame(message: msgspec.Struct, sidecar: bytes | None = None) -> bytes:
     """The bytes of one frame. An empty sidecar is a sidecar; None is none.
 
     Raises:

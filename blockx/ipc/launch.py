@@ -59,3 +59,5 @@ class ExecutorLaunch:
     limits: ProcessLimits = ProcessLimits()
     confinement: Confinement | None = None
     """None: it sees what its user sees."""
+    requires_audit: bool = False
+    """``functions.mode: restricted``: load nothing that comes without an audit."""

@@ -60,6 +60,8 @@ class ExecuteCallPayload(_Payload, kw_only=True):
     sleep_limit_ms: int = 0
     debug: bool = False
     """Return the call's stdout and stderr whole in ``outputTail``."""
+    audit: str = ""
+    """Rules version and digest of an accepted source (``audit.verdict.audit_token``). Empty: it was not audited."""
 
 
 class WireError(_Payload, kw_only=True):

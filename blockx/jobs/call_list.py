@@ -190,7 +190,7 @@ class CallListSource:
         if pinned is not None or len(self.functions) < UNKNOWN_NAMES_MAX:
             self.functions[function_id] = "" if pinned is None else pinned.digest
         if pinned is not None and pinned.error is None:
-            ref = FunctionRef(function_id, pinned.digest, pinned.entry)
+            ref = FunctionRef(function_id, pinned.digest, pinned.entry, pinned.audit)
             known = self._known[function_id] = (ref, pinned.digest.encode())
             return known
         if pinned is None:

@@ -577,6 +577,7 @@ class ExecutorAdapter:
                 function_id=function.function_id,
                 function_code_digest=function.digest,
                 entry_selector=function.entry,
+                audit=function.audit,
                 args=Raw(command.args),
                 attempt_seq=command.attempt_seq,
                 call_seq=command.call_seq,

@@ -13,7 +13,6 @@ from blockx.backends.rpc_wire import (
     read_error,
     revert_reason,
     shorten,
-    shown_url,
     wire_error,
 )
 from blockx.ipc.messages import WireError
@@ -112,22 +111,6 @@ def test_data_of_another_form_has_no_reason(data: str) -> None:
 def test_a_text_is_one_line_without_control_characters() -> None:
     assert shorten("a\x00\x07 b\r\n\tc", 80) == "a b c"
     assert shorten("x" * 90, 80) == "x" * 80 + "…"
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("http://127.0.0.1:8545", "http://127.0.0.1:8545"),
-        ("http://127.0.0.1:8545/", "http://127.0.0.1:8545"),
-        ("https://me:pw@node.example/rpc?key=1#x", "https://node.example/rpc"),
-        ("https://node.example/v2/abcdef012345678", "https://node.example/v2/…"),
-        ("https://node.example/a1b2c3d4/mainnet", "https://node.example/…/mainnet"),
-        ("http://[::1]:8545", "http://[::1]:8545"),
-        ("http://x:99999", "(an url that cannot be read)"),
-    ],
-)
-def test_an_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
-    assert shown_url(url) == shown
 
 
 @pytest.mark.parametrize(
