@@ -147,7 +147,8 @@ def remove_leftovers(parent: Path) -> None:
     """Remove groups of mains that are dead."""
     for folder in parent.glob(f"{_PREFIX}*-*"):
         pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
+        is_dead = pid == str(os.getpid()) or not os.path.exists(f"/proc/{pid}")
+        if pid.isdecimal() and is_dead:  # our own number: of a dead main that had it before us
             with contextlib.suppress(OSError):  # its executors are dying just now
                 folder.rmdir()
 

@@ -1,9 +1,9 @@
 """Functions that attack: each ends as its sample says, and main, the neighbours and the executors go on.
 
-Three runs of the whole product over the corpus of the audit: one in restricted mode with all samples, one in open mode and one in a sandbox
-with those that must be contained while they run. Every other call is a neighbour that must come out right; then their
-probes run as a job, hence a task, of their own. No sample of the corpus needs the sandbox of the operating system to be
-contained: what does is refused by the audit, and in open mode not promised.
+Three runs of the whole product over the corpus of the audit: in restricted mode with all samples, in open mode and in a
+sandbox with those that must be contained while they run. Every other call is a neighbour that must come out right; then
+their probes run as a job, hence a task, of their own. No sample of the corpus needs the sandbox of the operating system
+to be contained: what does is refused by the audit, and in open mode not promised.
 """
 
 import json

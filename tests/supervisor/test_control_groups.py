@@ -106,11 +106,14 @@ def test_deaths_for_memory_are_told_once_each(tmp_path: Path) -> None:
 def test_groups_of_a_dead_main_are_removed_and_those_of_a_living_one_stay(tmp_path: Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    for pid in (dead.pid, os.getpid()):
+    for pid in (dead.pid, os.getpid(), os.getppid()):
         (tmp_path / f"blockx-{pid}-0").mkdir()
     (tmp_path / "blockx-other").mkdir()
     remove_leftovers(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {f"blockx-{os.getpid()}-0", "blockx-other"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"blockx-{os.getppid()}-0",
+        "blockx-other",
+    }
 
 
 def real_memory_tree() -> Path | None:
