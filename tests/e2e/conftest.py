@@ -78,6 +78,9 @@ class Product:
     started: list = field(default_factory=list)
     environment: dict = field(default_factory=dict)
     """Variables beside those of this process."""
+    python: str = sys.executable
+    user: dict = field(default_factory=dict)
+    """Options of Popen that say who runs it; empty: who runs the tests."""
 
     def write(self, source, calls, *, config="", children=None, job="", executors=2):
         functions = self.folder / "functions"
@@ -98,13 +101,14 @@ class Product:
     def start(self, *arguments):
         environment = {k: v for k, v in os.environ.items() if not k.startswith("BLOCKX_")}
         process = subprocess.Popen(
-            [sys.executable, str(LAUNCHER), *(arguments or ("--config", "config.yaml"))],
+            [self.python, str(LAUNCHER), *(arguments or ("--config", "config.yaml"))],
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             env={**environment, "TMPDIR": str(self.folder.parent / "t"), **self.environment},
+            **self.user,
         )
         self.started.append(process)
         return process

@@ -1,9 +1,13 @@
 """What user code with the executor in its hands reaches, in each spawn mode: ``probes.py``, run by the product."""
 
+import contextlib
 import json
 import os
+import shutil
+import site
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,8 +32,16 @@ OPEN_TO_EVERY_PROCESS = {
 @pytest.fixture
 def targets(product):
     """What the probes try to reach, all of it the test's own."""
+    with reachable(product) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def reachable(product):
+    """Sockets, files and a process that belong to the user who runs the product."""
     outside = product.folder.parent / "outside"
     outside.mkdir()
+    outside.chmod(0o777)
     (outside / "secret").write_text("secret")
     tcp = socket.create_server(("127.0.0.1", 0))
     udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -39,7 +51,9 @@ def targets(product):
     unix.bind(str(outside / "u"))
     for listener in (abstract, unix):
         listener.listen()
-    victim = subprocess.Popen(["sleep", "600"], env={**os.environ, "PROBE_SECRET": "x"})
+    (outside / "u").chmod(0o777)
+    environment = {**os.environ, "PROBE_SECRET": "x"}
+    victim = subprocess.Popen(["sleep", "600"], env=environment, **product.user)
     yield {
         "tcp": tcp.getsockname(),
         "udp": udp.getsockname(),
@@ -91,3 +105,54 @@ def test_a_sandbox_leaves_threads_open_and_nothing_else(product, targets, pid_na
     told = ended.report()["executors"]["sandbox"]
     assert told["seccomp"]
     assert told["namespaces"] != "none" or told["landlock_abi"]
+
+
+USER_ID = 54_321
+
+
+@pytest.fixture
+def product_of_a_user(product, socket_folder):
+    """The product as a user runs it who is not root, from where he may read it."""
+    user = {"user": USER_ID, "group": USER_ID, "extra_groups": []}
+    socket_folder.chmod(0o755)
+    python = interpreter_for(user, socket_folder / "venv")
+    if python is None:
+        pytest.skip("no Python of this machine can be run by another user")
+    for name in ("p", "t"):
+        (socket_folder / name).mkdir()
+    product.folder, product.python, product.user = socket_folder / "p", python, user
+    return product
+
+
+def interpreter_for(user, venv):
+    """A Python that another user may run, with the packages of this one."""
+    packages = site.getsitepackages()[0]
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for python in (sys.executable, shutil.which(version, path="/usr/local/bin:/usr/bin")):
+        if python is None:
+            continue
+        made = subprocess.run([python, "-m", "venv", "--without-pip", venv], check=False)
+        if made.returncode == 0:
+            (venv / "lib" / version / "site-packages" / "theirs.pth").write_text(packages)
+            launcher = Path(__file__).parents[2] / "blockx.py"
+            command = [str(venv / "bin" / "python"), str(launcher), "--version"]
+            with contextlib.suppress(OSError):
+                if subprocess.run(command, check=False, cwd="/", **user).returncode == 0:
+                    return command[0]
+        shutil.rmtree(venv, ignore_errors=True)
+    return None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="who is not root runs the other tests that way")
+@pytest.mark.spawn_modes("sandbox")
+@pytest.mark.parametrize("pid_namespace", ["false", "true"])
+def test_a_sandbox_of_a_user_is_as_tight(product_of_a_user, pid_namespace):
+    product = product_of_a_user
+    with reachable(product) as targets:
+        product.write(PROBES, [[targets]], executors=1)
+        for path in (product.folder.parent, *product.folder.parent.rglob("*")):
+            if "venv" not in path.parts:
+                os.chown(path, USER_ID, USER_ID)
+        found, ended = reached(product, targets, f", sandbox_pid_namespace: {pid_namespace}")
+    assert found == ALWAYS_OPEN
+    assert ended.report()["executors"]["sandbox"]["namespaces"] == "user"
