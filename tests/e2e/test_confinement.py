@@ -1,11 +1,13 @@
 """What user code with the executor in its hands reaches, in each spawn mode: ``probes.py``, run by the product."""
 
 import contextlib
+import ctypes
 import json
 import os
 import shutil
 import site
 import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -143,16 +145,78 @@ def interpreter_for(user, venv):
     return None
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="who is not root runs the other tests that way")
-@pytest.mark.spawn_modes("sandbox")
-@pytest.mark.parametrize("pid_namespace", ["false", "true"])
-def test_a_sandbox_of_a_user_is_as_tight(product_of_a_user, pid_namespace):
-    product = product_of_a_user
+UNSHARE = {"x86_64": 272, "aarch64": 97}[os.uname().machine]
+
+
+LANDLOCK_CREATE_RULESET = 444
+
+
+def forbid_namespaces():
+    """In the child, before the product: ``unshare`` answers EPERM, as in a container of the usual kind."""
+    forbid(UNSHARE)
+
+
+def forbid_both():
+    """Landlock neither."""
+    forbid(UNSHARE)
+    forbid(LANDLOCK_CREATE_RULESET)
+
+
+def forbid(number):
+    load, equal, answer = 0x20, 0x15, 0x06
+    code = [
+        (load, 0, 0, 0),
+        (equal, 0, 1, number),
+        (answer, 0, 0, 0x5_0001),
+        (answer, 0, 0, 0x7FFF_0000),
+    ]
+    packed = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in code))
+    program = struct.pack("@HP", len(code), ctypes.addressof(packed))
+    libc = ctypes.CDLL(None)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0
+    assert libc.prctl(22, 2, ctypes.c_char_p(program), 0, 0) == 0
+
+
+def probe_as_user(product, worker="", **options):
+    product.user |= options
     with reachable(product) as targets:
         product.write(PROBES, [[targets]], executors=1)
         for path in (product.folder.parent, *product.folder.parent.rglob("*")):
             if "venv" not in path.parts:
                 os.chown(path, USER_ID, USER_ID)
-        found, ended = reached(product, targets, f", sandbox_pid_namespace: {pid_namespace}")
+        found, ended = reached(product, targets, worker)
+    return found, ended.report()["executors"]["sandbox"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="who is not root runs the other tests that way")
+@pytest.mark.spawn_modes("sandbox")
+@pytest.mark.parametrize("pid_namespace", ["false", "true"])
+def test_a_sandbox_of_a_user_is_as_tight(product_of_a_user, pid_namespace):
+    worker = f", sandbox_pid_namespace: {pid_namespace}"
+    found, told = probe_as_user(product_of_a_user, worker)
     assert found == ALWAYS_OPEN
-    assert ended.report()["executors"]["sandbox"]["namespaces"] == "user"
+    assert told["namespaces"] == "user"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user than the one of the tests")
+@pytest.mark.spawn_modes("sandbox")
+def test_without_namespaces_the_other_layers_hold(product_of_a_user):
+    found, told = probe_as_user(product_of_a_user, preexec_fn=forbid_namespaces)
+    assert found == ALWAYS_OPEN
+    assert (told["namespaces"], told["landlock_abi"] > 0) == ("none", True)
+    assert told["missing"][0] == (
+        "private namespaces in a user namespace: unshare: Operation not permitted"
+    )
+
+
+@pytest.mark.spawn_modes("sandbox")
+def test_where_too_little_works_nothing_runs_and_what_is_missing_is_named(product):
+    product.user = {"preexec_fn": forbid_both}
+    ended = product.write("def _(n):\n    return n\n", [[1]]).run()
+    assert ended.code == 2
+    assert "Traceback" not in ended.text
+    assert "worker.executor_spawn_mode: sandbox: executors cannot be confined" in ended.text
+    assert "unshare: Operation not permitted" in ended.text
+    assert "Landlock is not in this kernel, or switched off" in ended.text
+    assert not (product.folder / "results.jsonl").exists()
+    assert product.socket_folders == []
