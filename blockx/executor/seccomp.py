@@ -43,10 +43,9 @@ ALLOWED: Final[Mapping[str, str]] = {
     "sockets that are connected: the one to main, pairs of its own (asyncio makes one)": """
         getpeername getsockname getsockopt recvfrom shutdown""",
     "who and where it is, and waiting for children that it cannot have": """
-        capget getcpu getegid geteuid getgid getgroups getpgid getpgrp getpid getppid getpriority
-        getrandom getresgid getresuid getrlimit getrusage getsid getuid sched_get_priority_max
-        sched_get_priority_min sched_getaffinity sched_getparam sched_getscheduler sysinfo uname
-        wait4 waitid""",
+        getcpu getegid geteuid getgid getgroups getpgrp getpid getppid getrandom getresgid getresuid
+        getrlimit getrusage getuid sched_get_priority_max sched_get_priority_min sysinfo uname wait4
+        waitid""",
 }
 """Why -> calls that are allowed whatever their arguments."""
 
@@ -70,7 +69,15 @@ class Check:
 OWN_PID: Final = -1
 """Among ``Check.values``: the number of the process that loads the filter."""
 
+_ABOUT_ITSELF: Final = (Check(0, (0, OWN_PID)),)
+"""Of another process, the answer would tell whether there is one."""
+
 CHECKED: Final[Mapping[str, tuple[Check, ...]]] = {
+    "getpgid": _ABOUT_ITSELF,
+    "getsid": _ABOUT_ITSELF,
+    "sched_getaffinity": _ABOUT_ITSELF,
+    "sched_getparam": _ABOUT_ITSELF,
+    "sched_getscheduler": _ABOUT_ITSELF,
     # A thread of this process; no new process, no new namespace.
     "clone": (Check(0, (_CLONE_THREAD,), mask=_CLONE_THREAD | _CLONE_NEW_ANY),),
     # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, locks, F_DUPFD_CLOEXEC, locks of open files. Not
@@ -81,8 +88,8 @@ CHECKED: Final[Mapping[str, tuple[Check, ...]]] = {
     "ioctl": (Check(1, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),),
     # PR_SET_NAME, PR_GET_NAME, and names of memory (PR_SET_VMA), which libraries of C use.
     "prctl": (Check(0, (15, 16, 0x5356_4D41)),),
-    # Reading limits, its own.
-    "prlimit64": (Check(0, (0, OWN_PID)), Check(2, (0,), is_pointer=True)),
+    # Reading limits.
+    "prlimit64": (*_ABOUT_ITSELF, Check(2, (0,), is_pointer=True)),
     # Without an address: what is connected already.
     "sendto": (Check(4, (0,), is_pointer=True),),
     "socketpair": (Check(0, (1,)),),  # AF_UNIX

@@ -12,7 +12,6 @@ access 21 -
 alarm 37 -
 arch_prctl 158 -
 brk 12 214
-capget 125 90
 capset 126 91
 chdir 80 49
 chmod 90 -
@@ -69,7 +68,6 @@ getpgid 121 155
 getpgrp 111 -
 getpid 39 172
 getppid 110 173
-getpriority 140 141
 getrandom 318 278
 getresgid 120 150
 getresuid 118 148

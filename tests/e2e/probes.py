@@ -246,6 +246,7 @@ def _(t):
         "kill": lambda: kills(t["victim"]),
         "signal by a socket": lambda: sends_signals_by_socket(t["victim"]),
         "pidfd": lambda: raw("pidfd_open", t["victim"], 0),
+        "sight of others": lambda: os.getpgid(t["victim"]) > 0,
         "limits of others": lambda: lowers_a_limit_of(t["victim"]),
         "write to a folder of the machine": lambda: writes(os.path.join(t["folder"], "x")),
         "write to the library": lambda: writes(os.path.join(os.path.dirname(os.__file__), "probe_x.py")),

@@ -23,7 +23,7 @@ ALWAYS_OPEN = {"20 threads"}
 OPEN_TO_EVERY_PROCESS = {
     "TCP to this machine", "TCP listener", "UDP", "abstract unix socket", "unix socket of others",
     "second connection to main", "secret file", "password file", "configuration",
-    "list of processes", "kill", "signal by a socket", "pidfd", "limits of others",
+    "list of processes", "kill", "signal by a socket", "pidfd", "sight of others", "limits of others",
     "write to a folder of the machine", "write beside the socket", "system V shared memory",
     "run a shell", "run Python", "run from memory", "fork", "user namespace",
     "memory over the limit", "big file", "400 threads",

@@ -23,6 +23,7 @@ LOADED = (
 )
 
 
+@pytest.mark.spawn_modes("process", "sandbox")
 def test_subcalls_are_children_of_their_callers_span_and_failures_have_error_status(product):
     product.write(PARENT, [[n] for n in range(4)], children=CHILD)
     product.environment |= {"BLOCKX_OTEL_SPAN_FILE": "spans.jsonl"}

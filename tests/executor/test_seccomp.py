@@ -98,6 +98,8 @@ def test_threads_can_be_made_and_processes_and_namespaces_cannot(machine):
         ("ioctl", [(1, 0x5401), (1, 0x5421)], [(1, 0x5412), (1, 0x8901)]),  # TIOCSTI, FIOSETOWN
         ("fcntl", [(1, 3), (1, 1030)], [(1, 8), (1, 10), (1, 1033)]),  # SETOWN, SETSIG, ADD_SEALS
         ("prctl", [(15,), (16,)], [(1,), (4,), (8,), (22,), (38,)]),
+        ("getpgid", [(0,), (PID,)], [(1,)]),
+        ("sched_getaffinity", [(0, 8), (PID, 8)], [(1, 8)]),
         ("socketpair", [(1, 1)], [(2, 1), (16, 3), (40, 1)]),
         ("sendto", [(3, 1, 1, 0, 0)], [(3, 1, 1, 0, 0x1000), (3, 1, 1, 0, 0x1000 << 32)]),
         (
