@@ -5,7 +5,6 @@ Main thread. Order matters: the heartbeat table and the fork server exist before
 process. A thread that dies of our own bug ends the run with that bug's story, never silently.
 """
 
-import dataclasses
 import gc
 import os
 import random
@@ -13,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -46,11 +45,12 @@ from blockx.dispatcher.events import (
 from blockx.dispatcher.model import CallSpec, TaskSpec
 from blockx.errors import ErrorKind, UsageError
 from blockx.executor.confine import probe as probe_confinement
+from blockx.executor.container import run_container, tell_python
 from blockx.executor.main import run as run_executor
 from blockx.functions.view import FunctionView, Judge
 from blockx.ipc.heartbeat import create_table_fd
 from blockx.ipc.heartbeat_table import HeartbeatTable
-from blockx.ipc.launch import Confinement, ExecutorLaunch, ProcessLimits
+from blockx.ipc.launch import ExecutorLaunch
 from blockx.ipc.messages import CallWaiting, WireError
 from blockx.jobs import dry_run
 from blockx.jobs.output_file import JobFailedError
@@ -62,8 +62,10 @@ from blockx.observability import logger, set_up_logging
 from blockx.progress import ProgressDisplay
 from blockx.supervisor.guardian import parent_of
 from blockx.supervisor.memory import MachineMemory
+from blockx.supervisor.oci import OciContainers
 from blockx.supervisor.pool import ExecutorPool, ExitReport, PoolCounts
-from blockx.supervisor.sandbox import Sandbox, process_limits
+from blockx.supervisor.sandbox import Sandbox
+from blockx.supervisor.spawn_mode import PlainProcesses, SpawnMode
 from blockx.supervisor.spawner import (
     ForkserverSpawner,
     SpawnError,
@@ -85,8 +87,13 @@ STOP_GRACE_S = 1.0
 """Executors get this long to end by themselves before they are killed."""
 JOIN_S = 10.0
 """Wait for a thread to end; longer is a bug of ours."""
-PRELOAD = ["blockx.executor.preload"]
-"""Imported and frozen in the fork server, shared by all executors."""
+_ENTRIES: Mapping[str, tuple[Callable[..., Any], str, Callable[..., Any] | None]] = {
+    "process": (run_executor, "blockx.executor.preload", None),
+    "sandbox": (run_executor, "blockx.executor.preload", probe_confinement),
+    "oci": (run_container, "blockx.executor.container", tell_python),
+}
+"""Spawn mode -> the entry of a child, what the fork server imports and freezes for all of them, and what
+a child finds out for the mode's ``prepare``."""
 
 
 def run(loaded: LoadedConfig, options: RunOptions) -> int:
@@ -224,8 +231,7 @@ class Engine:
         self._orchestrator: Orchestrator | None = None
         self._actor: _Worker | None = None
         self._traces: TraceSource | None = None
-        self._sandbox: Sandbox | None = None
-        """None: executors are not confined."""
+        self._mode: SpawnMode = PlainProcesses(loaded.config.worker, 0)
 
     # ---- main thread ---------------------------------------------------------------------------
 
@@ -246,27 +252,30 @@ class Engine:
         table = HeartbeatTable(table_fd, slots)
         self._later(lambda _grace: os.close(table_fd))
         self._later(lambda _grace: table.close())
-        is_confined = config.worker.executor_spawn_mode == "sandbox"
-        sandbox = self._sandbox = self._make_sandbox(folder) if is_confined else None
+        environment = {
+            **executor_environment(
+                os.environ,
+                config.functions.env,
+                is_confined=config.worker.executor_spawn_mode != "process",
+            ),
+            # The file's level too, not only the variable's, which overrides it.
+            "BLOCKX_LOG_LEVEL": config.log.level,
+        }
+        mode = self._mode = self._make_mode(folder, environment)
+        self._later(lambda _grace: mode.close())
+        entry, preload, question = _ENTRIES[config.worker.executor_spawn_mode]
         spawner = ForkserverSpawner(
-            run_executor,
-            PRELOAD,
-            {
-                **executor_environment(os.environ, config.functions.env, is_confined=is_confined),
-                # The file's level too, not only the variable's, which overrides it.
-                "BLOCKX_LOG_LEVEL": config.log.level,
-            },
-            [package_folder()],
-            folder=str(folder.path),
+            entry, [preload], environment, [package_folder()], folder=str(folder.path)
         )
         self._later(lambda _grace: spawner.stop())
         try:
             spawner.start()
-            if sandbox is not None:
-                self._probe(sandbox, spawner, folder)
+            if question is not None:
+                mode.prepare(partial(spawner.ask, question), self._launch(0, folder))
+                _tell_mode(mode)
         except SpawnError as error:
             raise UsageError(f"executors cannot start: {error}") from None
-        launches = [self._launch(slot, folder) for slot in range(slots)]
+        launches = [mode.dress(self._launch(slot, folder)) for slot in range(slots)]
         pool = self._pool = ExecutorPool(
             config.worker,
             spawner,
@@ -274,9 +283,7 @@ class Engine:
             table,
             self,
             heartbeat_fd=table_fd,
-            was_out_of_memory=(lambda _slot: False)
-            if sandbox is None
-            else sandbox.was_out_of_memory,
+            was_out_of_memory=mode.was_out_of_memory,
         )
         self._later(pool.stop)
         io = self._io = IoService(
@@ -287,53 +294,33 @@ class Engine:
         self._start_actor(table, launches)
         pool.start()
 
-    def _make_sandbox(self, folder: SocketFolder) -> Sandbox:
-        worker = self._loaded.config.worker
+    def _make_mode(self, folder: SocketFolder, environment: Mapping[str, str]) -> SpawnMode:
+        worker, limit_bytes = self._loaded.config.worker, self._memory_limits.limit_bytes
+        if worker.executor_spawn_mode == "process":
+            return PlainProcesses(worker, limit_bytes)
         if "OTEL_EXPORTER_OTLP_ENDPOINT" in os.environ:
             logger.warning(
-                "executors in a sandbox reach no collector: no spans are sent",
+                "executors without network reach no collector: no spans are sent",
                 instead="BLOCKX_OTEL_SPAN_FILE",
             )
-        sandbox = Sandbox(
-            worker,
-            self._memory_limits.limit_bytes,
-            mount_point=str(folder.mount_point()),
-            read_only=[str(self._loaded.resolve(path)) for path in worker.sandbox_read_only_paths],
-        )
-        self._later(lambda _grace: sandbox.close())
-        return sandbox
-
-    def _probe(self, sandbox: Sandbox, spawner: ForkserverSpawner, folder: SocketFolder) -> None:
-        launch = self._launch(0, folder)
-
-        def attempt(limits: ProcessLimits, confinement: Confinement) -> str:
-            tried = dataclasses.replace(launch, limits=limits, confinement=confinement)
-            return spawner.ask(probe_confinement, tried)
-
-        sandbox.probe(attempt)
-        effective = sandbox.effective()
-        level = "WARNING" if effective["missing"] else "INFO"
-        logger.log(level, "executors are confined", **effective)
+        read_only = [str(self._loaded.resolve(path)) for path in worker.sandbox_read_only_paths]
+        if worker.executor_spawn_mode == "oci":
+            return OciContainers(worker, limit_bytes, environment, read_only, folder.path)
+        point = str(folder.mount_point())
+        return Sandbox(worker, limit_bytes, mount_point=point, read_only=read_only)
 
     def _launch(self, slot: int, folder: SocketFolder) -> ExecutorLaunch:
-        config, sandbox = self._loaded.config, self._sandbox
+        config = self._loaded.config
         executor_id = f"exec-{slot}"
-        uid = 0 if sandbox is None else sandbox.uid(slot)
         return ExecutorLaunch(
             executor_id=executor_id,
             slot_index=slot,
-            socket_path=str(folder.slot_socket(executor_id, uid)),
+            socket_path=str(folder.slot_socket(executor_id, self._mode.uid(slot))),
             heartbeat_interval_ms=config.worker.heartbeat_interval_ms,
             executor_max_inflight=config.dispatcher.executor_max_inflight,
             executor_max_runnable=config.dispatcher.executor_max_runnable,
             memory_mark_bytes=self._memory_limits.recycle_bytes,
             requires_audit=config.functions.mode == "restricted",
-            limits=(
-                process_limits(config.worker, self._memory_limits.limit_bytes)
-                if sandbox is None
-                else sandbox.limits()
-            ),
-            confinement=None if sandbox is None else sandbox.confinement(slot),
         )
 
     def _start_actor(self, table: HeartbeatTable, launches: Sequence[ExecutorLaunch]) -> None:
@@ -347,7 +334,7 @@ class Engine:
             check_pid=config.worker.attach == "pool",
             now_ms=monotonic_ms,
             call_limits=config.dispatcher.call_limits,
-            spawned_pid=parent_of if config.worker.sandbox_pid_namespace and self._sandbox else int,
+            spawned_pid=parent_of if self._mode.has_own_pids else int,
         )
         adapter.traces = self._traces
         stall_ms = stall_timeout_ms(config.dispatcher)
@@ -369,7 +356,7 @@ class Engine:
             memory_guard=MemoryGuard(adapter, self._memory, self._memory_limits, monotonic_ms),
         )
         for launch in launches:
-            uid = 0 if launch.confinement is None else launch.confinement.uid
+            uid = self._mode.uid(launch.slot_index)
             adapter.listen(launch.executor_id, launch.slot_index, Path(launch.socket_path), uid)
         actor = self._actor = _Worker("blockx-actor", orchestrator.run, self.wake)
         actor.start()
@@ -423,10 +410,10 @@ class Engine:
         """``executors`` of the report."""
         counts = PoolCounts() if self._pool is None else self._pool.counts()
         kinds = {"lost": counts.lost, "killed": counts.killed, "recycled": counts.recycled}
-        confined = {} if self._sandbox is None else {"sandbox": dict(self._sandbox.effective())}
+        mode, effective = self._loaded.config.worker.executor_spawn_mode, self._mode.effective()
         return {
-            "spawn_mode": self._loaded.config.worker.executor_spawn_mode,
-            **confined,
+            "spawn_mode": mode,
+            **({mode: dict(effective)} if effective else {}),
             "restarts": counts.restarts,
             **{name: sum(reasons.values()) for name, reasons in kinds.items()},
             "reasons": {name: dict(reasons) for name, reasons in kinds.items() if reasons},
@@ -483,6 +470,12 @@ class Engine:
     def statistics(self, task_id: str) -> Statistics:
         """Numbers of a task's reads; asked once, when it has ended."""
         return self._io.statistics(task_id)
+
+
+def _tell_mode(mode: SpawnMode) -> None:
+    effective = mode.effective()
+    level = "WARNING" if effective.get("missing") else "INFO"
+    logger.log(level, "executors are confined", **effective)
 
 
 class _ReadsOnly:

@@ -37,10 +37,10 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
 
     executor_count: Annotated[int, Meta(ge=1, le=256)] = 8
     """Executor processes. Environment: EXECUTOR_COUNT."""
-    executor_spawn_mode: Literal["process", "sandbox"] = "process"
+    executor_spawn_mode: Literal["process", "sandbox", "oci"] = "process"
     """process: a process of the same user, for functions that you trust. sandbox: one without
-    network, files and privileges, for functions that you do not. Environment:
-    EXECUTOR_SPAWN_MODE."""
+    network, files and privileges, for functions that you do not. oci: the same in a container of
+    runc. Environment: EXECUTOR_SPAWN_MODE."""
     attach: Literal["pool", "same_uid"] = "pool"
     """Who may connect: only processes of the pool, or any process of the same user."""
     default_max_attempts: Annotated[int, Meta(ge=1, le=100)] = 3
@@ -70,6 +70,13 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
     use."""
     executor_open_files_max: Annotated[int, Meta(ge=0, le=1_048_576)] = 0
     """Open descriptors of one executor, at least 64. 0: as main has it; in a sandbox 256."""
+    oci_runtime: str = "runc"
+    """Program that runs containers, by name or path; with the command line of runc."""
+    oci_root: str = ""
+    """Folder with the root file system of an image that has Python and blockx. Empty: those of this
+    machine, read-only."""
+    oci_python: str = "python3"
+    """Interpreter in oci_root, by its path there or by name."""
     sandbox_threads_max: Annotated[int, Meta(ge=0, le=100_000)] = 64
     """Threads of one executor in a sandbox, its own two or three among them. 0: no limit."""
     sandbox_cpu_percent: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
@@ -418,7 +425,7 @@ def executor_address_space_bytes(worker: WorkerConfig, limit_bytes: int) -> int:
     """The effective limit of reserved memory. 0: none."""
     derived_bytes = limit_bytes + 1024 * 1024 * 1024
     return worker.executor_address_space_bytes or (
-        derived_bytes if worker.executor_spawn_mode == "sandbox" else 0
+        0 if worker.executor_spawn_mode == "process" else derived_bytes
     )
 
 

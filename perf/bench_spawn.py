@@ -32,7 +32,7 @@ from blockx.errors import UsageError
 from blockx.executor.confine import probe
 from blockx.executor.main import run as run_executor
 from blockx.ipc.heartbeat import create_table_fd
-from blockx.ipc.launch import Confinement, ExecutorLaunch, ProcessLimits
+from blockx.ipc.launch import ExecutorLaunch
 from blockx.supervisor.guardian import children_of
 from blockx.supervisor.sandbox import Sandbox
 from blockx.supervisor.spawner import (
@@ -105,17 +105,19 @@ class Bench:
             worker, MEMORY_LIMIT_BYTES, mount_point=str(self.folder.mount_point()), read_only=[]
         )
         launch = self.launch(self.folder.slot_socket("exec-0", made.uid(0)))
-
-        def attempt(limits: ProcessLimits, confinement: Confinement) -> str:
-            return self.spawner.ask(probe, replace(launch, limits=limits, confinement=confinement))
-
-        made.probe(attempt)
+        made.prepare(partial(self.spawner.ask, probe), launch)
         return made
 
     def close(self) -> None:
         self.spawner.stop()
         os.close(self.table_fd)
         self.folder.remove()
+
+
+def confined(sandbox: Sandbox, pid_namespace: bool, launch: ExecutorLaunch) -> ExecutorLaunch:
+    dressed = sandbox.dress(launch)
+    assert dressed.confinement is not None
+    return replace(dressed, confinement=replace(dressed.confinement, pid_namespace=pid_namespace))
 
 
 def end(process: SpawnedProcess) -> None:
@@ -145,9 +147,7 @@ def measure_starts(bench: Bench, reps: int) -> None:
         raise SystemExit(str(error)) from None
     print(f"  sandbox: {dict(sandbox.effective())}")
     for name, pid_namespace in (("sandbox", False), ("sandbox, PID namespace", True)):
-        confinement = replace(sandbox.confinement(0), pid_namespace=pid_namespace)
-        confined = partial(replace, limits=sandbox.limits(), confinement=confinement)
-        modes[name] = (confined, sandbox.uid(0))
+        modes[name] = (partial(confined, sandbox, pid_namespace), sandbox.uid(0))
     runs: dict[str, list[tuple[float, float, float]]] = {name: [] for name in modes}
     for _ in range(reps):
         for name, (confine, uid) in modes.items():

@@ -92,7 +92,7 @@ def enter(launch: ExecutorLaunch, confinement: Confinement) -> str:
         ConfinementError: a step failed.
     """
     for group in confinement.groups:
-        _join_group(group)
+        join_group(group)
     socket_path = launch.socket_path
     if confinement.namespaces != "none":
         read_only = [*library_paths(), *SYSTEM_FILES, *confinement.read_only]
@@ -196,7 +196,16 @@ def _mapped_library_folders() -> list[str]:
     return sorted({os.fsdecode(os.path.dirname(path)) for path in paths if path.startswith(b"/")})
 
 
-def _join_group(file: str) -> None:
+def die_with_parent() -> None:
+    """SIGKILL when the parent dies; at once if it has died already."""
+    parent = os.getppid()
+    _prctl("PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def join_group(file: str) -> None:
+    """Move this process into a control group. Raises ConfinementError."""
     try:
         Path(file).write_text("0")
     except OSError as error:
@@ -255,7 +264,7 @@ def _build_root(confinement: Confinement, socket_folder: str, read_only: list[st
     os.mkdir(root + TMP, 0o555)
     if confinement.tmp_bytes:
         _mount("blockx", root + TMP, "tmpfs", flags, f"mode=1777,size={confinement.tmp_bytes}")
-    for path in _outermost(read_only):
+    for path in outermost(read_only):
         _bind(path, root + path, _MS_NOSUID | _MS_NODEV)
     for path in DEVICES:
         _bind(path, root + path, _MS_NOSUID | _MS_NOEXEC)
@@ -268,7 +277,7 @@ def _build_root(confinement: Confinement, socket_folder: str, read_only: list[st
     os.chdir("/")
 
 
-def _outermost(paths: list[str]) -> list[str]:
+def outermost(paths: list[str]) -> list[str]:
     """Those that exist and lie below no other one, each once."""
     kept: list[str] = []
     for path in sorted({os.path.normpath(path) for path in paths if os.path.exists(path)}):

@@ -112,7 +112,7 @@ def _serve(
     termination.runtime = runtime
     if row is not None:
         _start_beating(row, launch.heartbeat_interval_ms)
-    if launch.confinement is not None:
+    if launch.is_sealed:
         confine.seal()
     # Main sends calls once it has this.
     runtime.send_heartbeat(time.monotonic_ns())
@@ -162,7 +162,7 @@ class _Termination:
 
 def _leave_parent(executor_id: str) -> None:
     """A process of its own: title, group, signals, input, folder; it dies with its parent."""
-    _die_with_parent()
+    confine.die_with_parent()
     with contextlib.suppress(PermissionError):  # leads a group already: started by a shell
         os.setsid()
     setproctitle.setproctitle(f"blockx: {executor_id}")
@@ -176,15 +176,6 @@ def _leave_parent(executor_id: str) -> None:
     os.dup2(nowhere, 0)
     if nowhere != 0:
         os.close(nowhere)
-
-
-def _die_with_parent() -> None:
-    """SIGKILL when the parent dies; at once if it has died already."""
-    parent = os.getppid()
-    if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:
-        _exit(_EXIT_PEER)
 
 
 def _map_row(heartbeat: object, slot_index: int) -> HeartbeatRow:

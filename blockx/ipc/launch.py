@@ -40,6 +40,20 @@ class Confinement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """The container that an executor runs in; ``supervisor.oci`` has written its bundle."""
+
+    runtime: str
+    """Path of the program: runc, or one with its command line."""
+    state_folder: str
+    """Where the program keeps its notes about containers."""
+    bundle: str
+    """Folder with ``config.json``."""
+    groups: tuple[str, ...] = ()
+    """Files of control groups to write the process's number into."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorLaunch:
     """Arguments of one executor process; must pickle."""
 
@@ -59,5 +73,9 @@ class ExecutorLaunch:
     limits: ProcessLimits = ProcessLimits()
     confinement: Confinement | None = None
     """None: it sees what its user sees."""
+    container: Container | None = None
+    """None: it is a process of the fork server itself."""
+    is_sealed: bool = False
+    """It loses most system calls before its first heartbeat."""
     requires_audit: bool = False
     """``functions.mode: restricted``: load nothing that comes without an audit."""

@@ -67,6 +67,8 @@ class ControlGroups:
     """What is limited by them; empty: nothing could be had."""
     _folders: list[list[Path]]
     """Of each slot."""
+    _own: list[Path]
+    """Main's own groups, in all trees: a container runtime makes groups in each of them."""
     _main_group: Path | None = None
     """Version 2: where main has moved to."""
     _kills: dict[int, int] = field(default_factory=dict)
@@ -76,12 +78,14 @@ class ControlGroups:
         cls, slots: int, limits: GroupLimits, groups: Path = GROUPS, root: Path = GROUP_ROOT
     ) -> "ControlGroups":
         """Make what can be made. ``groups``, ``root``: files of the kernel, replaced in tests."""
-        made = cls([], [[] for _ in range(slots)])
-        for version, controllers, folder in _own_groups(groups, root):
+        own = list(_own_groups(groups, root))
+        made = cls([], [[] for _ in range(slots)], [folder for _, _, folder in own])
+        for folder in made._own:
+            remove_leftovers(folder)
+        for version, controllers, folder in own:
             wanted = {c: f for c, f in limits.files(version).items() if c in controllers}
             if not wanted:
                 continue
-            remove_leftovers(folder)
             try:
                 if version == 2:
                     made._enable(folder, list(wanted))
@@ -110,8 +114,10 @@ class ControlGroups:
 
     def close(self) -> None:
         """Remove the groups. Call it when the executors are dead."""
-        for folder in {folder.parent for folders in self._folders for folder in folders}:
+        for folder in self._own:
             self._remove(folder)
+            for left in folder.glob(f"{_PREFIX}{os.getpid()}-[0-9]*"):
+                _remove_tree(left)
         if self._main_group is not None:
             parent = self._main_group.parent
             with contextlib.suppress(OSError):
@@ -124,8 +130,7 @@ class ControlGroups:
         for folders in self._folders:
             for folder in [folder for folder in folders if folder.parent == parent]:
                 folders.remove(folder)
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
+                _remove_tree(folder)
 
     def _enable(self, folder: Path, controllers: list[str]) -> None:
         """Let children of main's own group have limits. Raises OSError."""
@@ -149,8 +154,16 @@ def remove_leftovers(parent: Path) -> None:
         pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
         is_dead = pid == str(os.getpid()) or not os.path.exists(f"/proc/{pid}")
         if pid.isdecimal() and is_dead:  # our own number: of a dead main that had it before us
-            with contextlib.suppress(OSError):  # its executors are dying just now
-                folder.rmdir()
+            _remove_tree(folder)
+
+
+def _remove_tree(folder: Path) -> None:
+    """Remove a group and those in it; one with processes stays (they are dying just now)."""
+    with contextlib.suppress(OSError):
+        for inner in folder.iterdir():
+            if inner.is_dir():
+                _remove_tree(inner)
+        folder.rmdir()
 
 
 def _own_groups(groups: Path, root: Path) -> Iterator[tuple[int, list[str], Path]]:

@@ -10,13 +10,15 @@ would leave all files of the machine readable.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 from blockx.config import SANDBOX_OPEN_FILES, WorkerConfig, executor_address_space_bytes
 from blockx.errors import UsageError
-from blockx.ipc.launch import Confinement, ProcessLimits
+from blockx.ipc.launch import Confinement, ExecutorLaunch, ProcessLimits
 from blockx.supervisor.control_groups import ControlGroups, GroupLimits
+from blockx.supervisor.spawn_mode import Ask
 
 MEMORY_SLACK_PART: Final = 4
 MEMORY_SLACK_BYTES_MIN: Final = 256 * 1024 * 1024
@@ -26,16 +28,18 @@ looks every 100 ms and knows whom to charge, the kernel does not."""
 _Namespaces = Literal["root", "user", "none"]
 
 
-def process_limits(worker: WorkerConfig, memory_limit_bytes: int) -> ProcessLimits:
-    """Limits of the kernel for executors outside of a sandbox: those that are configured."""
-    return ProcessLimits(
-        address_space_bytes=executor_address_space_bytes(worker, memory_limit_bytes),
-        open_files_max=worker.executor_open_files_max,
+def group_limits(worker: WorkerConfig, memory_limit_bytes: int) -> GroupLimits:
+    """Limits of the control group of one executor."""
+    slack_bytes = max(MEMORY_SLACK_BYTES_MIN, memory_limit_bytes // MEMORY_SLACK_PART)
+    return GroupLimits(
+        memory_bytes=memory_limit_bytes + slack_bytes,
+        cpu_percent=worker.sandbox_cpu_percent,
+        threads_max=worker.sandbox_threads_max,
     )
 
 
 class Sandbox:
-    """What executors of this run give up. Make it, ``probe`` it, then ask it for each slot."""
+    """What executors of this run give up: a ``SpawnMode``."""
 
     def __init__(
         self,
@@ -54,18 +58,17 @@ class Sandbox:
         self._landlock_abi = 0
         self.missing: list[str] = []
         """What could not be had, in words; empty: everything is in force."""
-        slack_bytes = max(MEMORY_SLACK_BYTES_MIN, memory_limit_bytes // MEMORY_SLACK_PART)
         self._groups = ControlGroups.create(
-            worker.executor_count,
-            GroupLimits(
-                memory_bytes=memory_limit_bytes + slack_bytes,
-                cpu_percent=worker.sandbox_cpu_percent,
-                threads_max=worker.sandbox_threads_max,
-            ),
+            worker.executor_count, group_limits(worker, memory_limit_bytes)
         )
 
-    def probe(self, attempt: Callable[[ProcessLimits, Confinement], str]) -> None:
-        """Find out what works. ``attempt`` lets a process confine itself and returns its answer.
+    @property
+    def has_own_pids(self) -> bool:
+        """Only where they are asked for."""
+        return self._worker.sandbox_pid_namespace
+
+    def prepare(self, ask: Ask, launch: ExecutorLaunch) -> None:
+        """Find out what works. ``ask`` lets a process confine itself, and returns its answer.
 
         Raises:
             UsageError: too little works; the text says what is missing and what to do.
@@ -73,7 +76,7 @@ class Sandbox:
         first: _Namespaces = "root" if os.geteuid() == 0 else "user"
         failures: list[str] = []
         for self._namespaces in (first, "none"):
-            word, self._landlock_abi, why = _answer(attempt(self.limits(), self.confinement(0)))
+            word, self._landlock_abi, why = _answer(ask(self.dress(launch)))
             if word == "ok":
                 self._note_what_is_missing(failures)
                 return
@@ -93,30 +96,28 @@ class Sandbox:
         """The user id of a slot's executor; 0: main's."""
         return 0 if os.geteuid() else self._worker.sandbox_first_uid + slot
 
-    def limits(self) -> ProcessLimits:
-        """Limits of the kernel for each executor."""
-        worker = self._worker
+    def dress(self, launch: ExecutorLaunch) -> ExecutorLaunch:
+        """With its limits, and what it gives up."""
+        worker, slot = self._worker, launch.slot_index
         # Counted by user id: of a user who has other processes too, they would count.
         has_own_count = os.geteuid() == 0 or self._namespaces == "user"
-        return ProcessLimits(
+        limits = ProcessLimits(
             address_space_bytes=executor_address_space_bytes(worker, self._memory_limit_bytes),
             open_files_max=worker.executor_open_files_max or SANDBOX_OPEN_FILES,
             file_bytes_max=worker.sandbox_file_bytes_max,
             threads_max=worker.sandbox_threads_max if has_own_count else 0,
         )
-
-    def confinement(self, slot: int) -> Confinement:
-        """What the executor of a slot gives up."""
-        return Confinement(
+        confinement = Confinement(
             namespaces=self._namespaces,
-            pid_namespace=self._worker.sandbox_pid_namespace,
+            pid_namespace=worker.sandbox_pid_namespace,
             landlock_abi=self._landlock_abi,
             uid=self.uid(slot),
             mount_point=self._mount_point,
             read_only=self._read_only,
-            tmp_bytes=self._worker.sandbox_tmp_bytes,
+            tmp_bytes=worker.sandbox_tmp_bytes,
             groups=self._groups.join_files(slot),
         )
+        return replace(launch, limits=limits, confinement=confinement, is_sealed=True)
 
     def was_out_of_memory(self, slot: int) -> bool:
         """Whether the kernel killed the slot's executor for the limit of its group; asked at its death."""

@@ -46,7 +46,8 @@ PRELOAD_CHECK_MS = 30_000
 
 ANSWER_MS = 30_000
 """Wait for the answer of ``ask()``. Over: an error."""
-ANSWER_BYTES_MAX = 4_096
+ANSWER_BYTES_MAX = 60_000
+"""Longest answer: what a pipe holds while nobody reads."""
 
 ENVIRONMENT_NAMES = frozenset(
     {

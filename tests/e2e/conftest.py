@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -24,6 +25,15 @@ MODES_VARIABLE = "TEST_SPAWN_MODES"
 marker ``spawn_modes`` run in process mode, so that CI stays short."""
 
 
+NEEDS = {
+    "oci": pytest.mark.skipif(
+        shutil.which("runc") is None or os.geteuid() != 0,
+        reason="spawn mode oci needs root and runc (Debian: apt-get install runc)",
+    )
+}
+"""What a spawn mode needs besides this repository; .ci/run installs it."""
+
+
 def pytest_generate_tests(metafunc):
     """A test of the product runs in the modes that its marker names, or else in process mode."""
     if "spawn_mode" not in metafunc.fixturenames:
@@ -33,7 +43,7 @@ def pytest_generate_tests(metafunc):
     chosen = os.environ.get(MODES_VARIABLE, "")
     if chosen:
         modes = [mode for mode in chosen.split(",") if not marker or mode in modes]
-    metafunc.parametrize("spawn_mode", modes)
+    metafunc.parametrize("spawn_mode", [pytest.param(m, marks=NEEDS.get(m, ())) for m in modes])
 
 
 def descendants():

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from blockx.executor import confine
+
 pytestmark = pytest.mark.slow
 
 PROBES = (Path(__file__).parent / "probes.py").read_text()
@@ -107,6 +109,38 @@ def test_a_sandbox_leaves_threads_open_and_nothing_else(product, targets, pid_na
     told = ended.report()["executors"]["sandbox"]
     assert told["seccomp"]
     assert told["namespaces"] != "none" or told["landlock_abi"]
+
+
+@pytest.mark.spawn_modes("oci")
+def test_a_container_leaves_threads_open_and_nothing_else(product, targets):
+    found, ended = reached(product, targets)
+    assert found == ALWAYS_OPEN
+    assert ended.report()["executors"]["oci"]["seccomp"]
+
+
+@pytest.mark.spawn_modes("oci")
+def test_an_image_may_bring_its_own_python(product, tmp_path_factory):
+    """The image is an empty folder here: what it would hold is shown to it from this machine."""
+    image = tmp_path_factory.mktemp("image")
+    image.chmod(0o755)
+    python = os.path.realpath(sys._base_executable)
+    shown = [
+        path
+        for path in (*confine.library_paths(), *confine.SYSTEM_FILES, python)
+        if os.path.exists(path)
+    ]
+    source = "import os\ndef _(n):\n    return [n, os.getpid(), os.path.exists('/etc/passwd')]\n"
+    product.write(source, [[2**70]], config="functions: {env: [PYTHONPATH]}")
+    path = product.folder / "config.yaml"
+    worker = (
+        f"worker: {{oci_root: '{image}', oci_python: '{python}', sandbox_read_only_paths: {shown}, "
+    )
+    path.write_text(path.read_text().replace("worker: {", worker, 1))
+    product.environment |= {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    ended = product.run()
+    assert ended.code == 0, ended.text
+    assert ended.outputs() == [[2**70, 1, False]]
+    assert ended.report()["executors"]["oci"]["root"] == str(image)
 
 
 USER_ID = 54_321

@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e.sources import STORE, TALLY
 
-pytestmark = [pytest.mark.slow, pytest.mark.spawn_modes("process", "sandbox")]
+pytestmark = [pytest.mark.slow, pytest.mark.spawn_modes("process", "sandbox", "oci")]
 
 SLOW = (
     "import time\n" + TALLY + "\ndef _(n):\n    tally()\n    time.sleep(%s)\n    return {'n': n}\n"

@@ -59,7 +59,7 @@ def start(socket_folder: Path) -> Iterator[Start]:
             for path in (slot, slot / "s"):
                 os.chown(path, chosen.uid, chosen.uid)
             socket_folder.chmod(0o711)
-        forked = Forked(slot / "s", limits=LIMITS, confinement=chosen)
+        forked = Forked(slot / "s", limits=LIMITS, confinement=chosen, is_sealed=True)
         made.append(forked)
         main.accept()
         return main, forked
@@ -254,4 +254,4 @@ def test_paths_below_others_are_bound_once(tmp_path: Path) -> None:
     for name in ("a", "a/b", "ab"):
         (tmp_path / name).mkdir()
     paths = [f"{tmp_path}/a/b", f"{tmp_path}/ab/", f"{tmp_path}/a", f"{tmp_path}/none", "/"]
-    assert confine._outermost(paths) == [f"{tmp_path}/a", f"{tmp_path}/ab"]
+    assert confine.outermost(paths) == [f"{tmp_path}/a", f"{tmp_path}/ab"]
