@@ -13,13 +13,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 unexport PYTHONPATH PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX
 
 .DELETE_ON_ERROR:
-.PHONY: run test sim lint format bench clean
+.PHONY: run test sim lint format bench compiled proto clean
 
 run: $(VENV)/.installed
 	$(BIN)/python blockx.py --config config.yaml
 
+# make test WITHOUT=postgres leaves out the tests that need the server programs of PostgreSQL.
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto $(if $(WITHOUT),-m 'not $(WITHOUT)')
 
 # Simulated worlds of the dispatcher, one a seed: make sim SEEDS=1000 START=0 RANDOM_SEEDS=20
 SEEDS ?= 300
@@ -37,11 +38,23 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.installed
-	$(BIN)/python perf/bench_e2e.py
+# The aims for speed, reached or not, beside what users would pick instead; several minutes, on an idle machine.
+bench: $(VENV)/.installed-peers
+	$(BIN)/python perf/aims.py
+
+proto: $(VENV)/.installed-test
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. blockx/backends/proto/blockdb.proto
+
+# A wheel whose dispatcher is compiled (mypyc, needs a C compiler) in dist/, and the core's tests against it.
+compiled: $(VENV)/.installed-dev
+	rm -rf build dist
+	BLOCKX_COMPILED=1 $(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .
+	$(PIP) install --no-deps --target build/compiled dist/*.whl
+	BLOCKX_COMPILED=1 $(BIN)/python -m pytest -n auto -o pythonpath="build/compiled ." \
+		tests/dispatcher tests/sim/test_worlds.py
 
 clean:
-	rm -rf $(VENV) out
+	rm -rf $(VENV) out build dist
 
 $(VENV)/.installed: requirements.lock | $(BIN)/python
 	$(PIP) -r $<
@@ -54,6 +67,10 @@ $(VENV)/.installed-test: requirements-test.lock | $(BIN)/python
 $(VENV)/.installed-dev: requirements-dev.lock | $(BIN)/python
 	$(PIP) -r $<
 	@touch $@ $(VENV)/.installed-test $(VENV)/.installed
+
+$(VENV)/.installed-peers: requirements-peers.lock | $(BIN)/python
+	$(PIP) -r $<
+	@touch $@ $(VENV)/.installed-dev $(VENV)/.installed-test $(VENV)/.installed
 
 # Interrupted or failed half-way: make deletes the target, and the next run starts anew.
 $(BIN)/python:

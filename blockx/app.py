@@ -365,7 +365,12 @@ class Engine:
     def _io_for_calls(self) -> "IoService | _ReadsOnly":
         if not self._reads_only:
             return self._io
-        return _ReadsOnly(self._io, lambda reply: self._reactor.post(IoAnswered([reply])))
+        capabilities = self._loaded.config.backends.capabilities
+        return _ReadsOnly(
+            self._io,
+            {name: capability.reads_only for name, capability in capabilities.items()},
+            lambda reply: self._reactor.post(IoAnswered([reply])),
+        )
 
     def _stop_actor(self, adapter: ExecutorAdapter) -> None:
         assert self._actor is not None
@@ -479,27 +484,43 @@ def _tell_mode(mode: SpawnMode) -> None:
 
 
 class _ReadsOnly:
-    """In front of the io side in a dry run: what is not known to be a read is refused."""
+    """In front of the io side in a dry run: what is not known to be a read is refused.
 
-    def __init__(self, io: IoService, answer: Callable[[IoReply], None]) -> None:
+    A GET is a read by the rules of HTTP; what a capability does only the configuration can tell.
+    """
+
+    def __init__(
+        self,
+        io: IoService,
+        capabilities: Mapping[str, bool],
+        answer: Callable[[IoReply], None],
+    ) -> None:
+        """``capabilities``: whether each of them only reads."""
         self.task_ended, self.cancel = io.task_ended, io.cancel
         self._io = io
+        self._capabilities = capabilities
         self._answer = answer
 
     def submit(self, requests: list[IoRequest]) -> None:
         """Pass reads on, answer the others."""
-        self._io.submit([request for request in requests if _is_read(request)])
+        self._io.submit([request for request in requests if self._is_read(request)])
         for request in requests:
-            if not _is_read(request):
+            if not self._is_read(request):
                 text = f"{request.operation}: a dry run only reads"
+                if request.backend in self._capabilities:
+                    key = f"backends.capabilities.{request.backend}.reads_only"
+                    text += f"; {key}: true says that this service does nothing else"
                 error = WireError(kind=ErrorKind.IO_ERROR, message=text)
                 self._answer(IoReply(request, error=error))
 
-
-def _is_read(request: IoRequest) -> bool:
-    if request.backend == "rpc":
-        return request.operation in READ_METHODS
-    return request.backend == "blockdb" and not request.write
+    def _is_read(self, request: IoRequest) -> bool:
+        if request.backend == "rpc":
+            return request.operation in READ_METHODS
+        if request.backend == "http":
+            return request.operation == "GET"
+        if request.backend == "blockdb":
+            return not request.write
+        return self._capabilities.get(request.backend, False)
 
 
 def _memory_limits(loaded: LoadedConfig, memory: MachineMemory) -> MemoryLimits:

@@ -1,32 +1,41 @@
-"""The verb ``table``: load, dump and query the embedded store of a configuration.
+"""The verb ``table``: load, dump, query and serve the table store of a configuration.
 
-Main thread; thin over ``backends.table_files``. Rows go to stdout as JSON lines, exact to the digit;
-what was done and what is wrong to stderr. A store held in memory has no file and is refused.
+Main thread; thin over ``backends.table_files`` and ``backends.table_server``. Rows go to stdout as JSON lines,
+exact to the digit; what was done and what is wrong to stderr. Tables held in memory are no store and are refused.
 """
 
 import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from blockx.config import LoadedConfig
+from blockx.config import LoadedConfig, is_table_server
 from blockx.errors import UsageError
 from blockx.ipc import exact_json
+
+LOOPBACK = "127.0.0.1"
+OWN_HOSTS = (LOOPBACK, "localhost", "[::1]")
+PORT = 50_051
+SIGNALLED = 128
+"""Exit code of a program that a signal ended: this and the signal's number."""
+
+if TYPE_CHECKING:
+    from blockx.backends.table_files import TableFiles
 
 Verbs = Any
 """What ``add_subparsers`` returns; argparse has no public name for it."""
 
 
 def add_parser(verbs: Verbs) -> None:
-    """Declare ``table load | dump | query``."""
+    """Declare ``table load | dump | query | serve``."""
     table = verbs.add_parser(
         "table",
-        help="load, dump and query tables of the embedded store",
-        description="Tables of the embedded store (backends.blockdb.path).",
+        help="load, dump, query and serve tables of the table store",
+        description="Tables of the store: backends.blockdb.path (SQLite) or .url (PostgreSQL).",
         allow_abbrev=False,
     )
-    actions = table.add_subparsers(dest="action", metavar="{load,dump,query}", required=True)
+    actions = table.add_subparsers(dest="action", metavar="{load,dump,query,serve}", required=True)
     load = _action(actions, "load", "upsert the lines of a file; all of them or none")
     load.add_argument("name", metavar="NAME", help="the table; made if it is new")
     load.add_argument("rows", metavar="ROWS.jsonl", help="a row a line, see --kind")
@@ -42,6 +51,21 @@ def add_parser(verbs: Verbs) -> None:
     dump.add_argument("name", metavar="NAME")
     query = _action(actions, "query", "run one SQL statement that only reads; rows as JSON lines")
     query.add_argument("sql", metavar="SQL")
+    serve = _action(actions, "serve", "serve the store over gRPC until SIGINT or SIGTERM")
+    serve.add_argument(
+        "--listen",
+        type=_address,
+        default=(LOOPBACK, PORT),
+        metavar="HOST:PORT",
+        help=f"port 0: any that is free; default: {LOOPBACK}:{PORT}",
+    )
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65_535:
+        raise argparse.ArgumentTypeError(f"expected HOST:PORT, got {text!r}")
+    return host, int(port)
 
 
 def _action(actions: Verbs, name: str, what: str) -> argparse.ArgumentParser:
@@ -55,43 +79,61 @@ def _action(actions: Verbs, name: str, what: str) -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace, loaded: LoadedConfig) -> int:
-    """Carry out one action; 0, or UsageError for whatever the user can mend."""
-    actions: dict[str, Callable[[argparse.Namespace, Path], None]] = {
+    """Carry out one action; its exit code, or UsageError for whatever the user can mend."""
+    # Imported here: checking the command line does without databases.
+    from blockx.backends.table_access import files_of
+
+    actions: dict[str, Callable[[argparse.Namespace, TableFiles], None]] = {
         "load": _load,
         "dump": _dump,
         "query": _query,
     }
-    blockdb = loaded.config.backends.blockdb
-    if not blockdb.path:
+    store = files_of(loaded)
+    if is_table_server(loaded.config.backends.blockdb.url):
         raise UsageError(
-            f"{loaded.file}: backends.blockdb.path is not set: there is no embedded store;"
-            " name a file, for example data/blockdb.sqlite"
+            f"{loaded.file}: backends.blockdb.url is a table server; `blockx table` works where it has its store"
         )
-    actions[options.action](options, loaded.resolve(blockdb.path))
+    if store is None:
+        raise UsageError(
+            f"{loaded.file}: there is no table store: name a file as backends.blockdb.path, for example"
+            " data/blockdb.sqlite, or a PostgreSQL database as backends.blockdb.url"
+        )
+    if options.action == "serve":
+        return _serve(options, loaded, store.shown)
+    actions[options.action](options, store)
     return 0
 
 
-def _load(options: argparse.Namespace, store: Path) -> None:
-    # Imported here: checking the command line does without SQLite.
-    from blockx.backends import table_files
+def _serve(options: argparse.Namespace, loaded: LoadedConfig, shown: str) -> int:
+    # Imported here: it brings in gRPC and all backends.
+    from blockx.backends import service, table_server
 
+    host, port = options.listen
+    tables = service.build_tables(loaded)
+    assert tables is not None, "run() has found a store"
+
+    def announce(opened: int) -> None:
+        open_to_all = "" if host in OWN_HOSTS else "; whoever reaches the port may read and write"
+        sys.stderr.write(f"serving {shown} at grpc://{host}:{opened}{open_to_all}\n")
+        sys.stderr.flush()
+
+    return SIGNALLED + table_server.serve(tables, host, port, announce)
+
+
+def _load(options: argparse.Namespace, store: "TableFiles") -> None:
     key = [column.strip() for column in options.key.split(",")] if options.key else None
-    count = table_files.load(store, options.name, Path(options.rows), options.kind, key)
-    sys.stderr.write(f"{options.name}: {count:,} rows loaded into {store}\n")
+    count = store.load(options.name, Path(options.rows), options.kind, key)
+    sys.stderr.write(f"{options.name}: {count:,} rows loaded into {store.shown}\n")
 
 
-def _dump(options: argparse.Namespace, store: Path) -> None:
-    from blockx.backends import table_files
-
-    for line in table_files.dump(store, options.name):
+def _dump(options: argparse.Namespace, store: "TableFiles") -> None:
+    for line in store.dump(options.name):
         sys.stdout.buffer.write(line + b"\n")
     sys.stdout.buffer.flush()
 
 
-def _query(options: argparse.Namespace, store: Path) -> None:
-    from blockx.backends import table_files
-
-    columns, rows = table_files.query(store, options.sql)
+def _query(options: argparse.Namespace, store: "TableFiles") -> None:
+    columns, rows = store.query(options.sql)
     for row in rows:
         record = {
             column: "0x" + value.hex() if isinstance(value, bytes) else value

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from blockx.errors import UsageError
-from blockx.redact import redact_text, redact_url
+from blockx.redact import redact_database_url, redact_text, redact_url
 
 if TYPE_CHECKING:
     from blockx.strict_yaml import Document, KeyPath
@@ -207,6 +207,11 @@ class RpcBackendConfig(_Section, frozen=True, kw_only=True):
     """Requests in one RPC batch; 1: single requests."""
     posts_max: Annotated[int, Meta(ge=1, le=256)] = 8
     """HTTP requests on their way to one url at once."""
+    multicall_max: Annotated[int, Meta(ge=0, le=1_000)] = 0
+    """``eth_call``s at one block that leave as one call of the contract Multicall3, on a chain that has it;
+    below 2: off. Only for functions that read: the sender is then Multicall3 and no longer nobody, calls of
+    one group share the gas that the node allows a call, and what one of them would change the next one sees.
+    Calls with a sender, value, gas or overrides never leave so, and one that fails is asked again singly."""
     merge_reads: bool = True
     """Identical reads in flight are sent once."""
     read_cache_bytes: Bytes = 64 * 1024 * 1024
@@ -223,10 +228,25 @@ class TableConfig(_Section, frozen=True, kw_only=True):
 
 
 class BlockdbConfig(_Section, frozen=True, kw_only=True):
-    """Tables: embedded in a file, held in memory, or some of each."""
+    """Tables: in a store (a SQLite file or PostgreSQL), held in memory, or some of each."""
 
     path: str = ""
     """SQLite file of the embedded store; made when missing."""
+    url: str = ""
+    """A store elsewhere, instead of a file: ``postgresql://`` url of a database (extra ``postgres``; without a
+    password there, PGPASSWORD or ~/.pgpass has it), or ``grpc://host:port`` (``grpcs://`` with TLS) of a
+    table server (extra ``grpc``)."""
+    schema: Annotated[
+        str,
+        Meta(
+            pattern=r"^[a-z_][a-z0-9_]{0,62}$", description="a name of small letters, digits and _"
+        ),
+    ] = "blockx"
+    """PostgreSQL: the schema that holds the tables; made when missing."""
+    connections_max: Annotated[int, Meta(ge=1, le=64)] = 4
+    """PostgreSQL: connections at once; further reads wait and then leave together."""
+    timeout_ms: Annotated[int, Meta(ge=1, le=600_000)] = 10_000
+    """PostgreSQL: wait for one statement; longer counts as unavailable."""
     memory: dict[str, str] = {}
     """Table name -> JSONL file of its rows; read-only, held in memory."""
     coalesce: bool = True
@@ -263,7 +283,10 @@ class CapabilityConfig(_Section, frozen=True, kw_only=True):
     kind: str
     """``grpc``, or the name of an entry point of the group ``blockx.backends``."""
     options: dict[str, Any] = {}
-    """Its own settings; for grpc: target (host:port), tls (false), timeout_ms (10000)."""
+    """Its own settings; for grpc: target (host:port), tls (false), timeout_ms (10000),
+    reads ([]: methods that only read), cache_bytes (0: bytes of their answers kept for a job)."""
+    reads_only: bool = False
+    """None of its operations changes anything, so a dry run may ask it."""
 
 
 class BackendsConfig(_Section, frozen=True, kw_only=True):
@@ -271,6 +294,9 @@ class BackendsConfig(_Section, frozen=True, kw_only=True):
 
     rpc: dict[str, RpcBackendConfig] = {}
     """Chain name -> its nodes."""
+    rpc_posts_per_s: Annotated[int, Meta(ge=0, le=1_000_000)] = 5_000
+    """HTTP requests a second to all nodes together, so that a node that takes no batches cannot make the io
+    thread crowd out the dispatcher (one costs it 50 to 60 us). Batches only get larger. 0: no limit."""
     read_cache: ReadCacheConfig = ReadCacheConfig()
     blockdb: BlockdbConfig = BlockdbConfig()
     http: HttpBackendConfig = HttpBackendConfig()
@@ -503,6 +529,7 @@ def describe(loaded: LoadedConfig, environ: Mapping[str, str]) -> str:
     tree = msgspec.to_builtins(config)
     for chain in tree["backends"]["rpc"].values():
         _redact_urls(chain)
+    tree["backends"]["blockdb"]["url"] = redact_database_url(config.backends.blockdb.url)
     for service in tree["backends"]["capabilities"].values():
         service["options"] = dict.fromkeys(
             service["options"], "***"
@@ -676,7 +703,8 @@ def _expected(kind: Any) -> str:
     if bare is int:
         return next((f"a whole number from {m.ge} to {m.le}" for m in metas), "a whole number")
     if bare is str:
-        return "a name without spaces, / and @" if any(m.pattern for m in metas) else "text"
+        plain = "a name without spaces, / and @"
+        return next((meta.description or plain for meta in metas if meta.pattern), "text")
     # What is left are the two unions.
     if str in get_args(bare):
         return "the name of a file or a list of calls"
@@ -716,6 +744,7 @@ def _with_environment(config: Config, environ: Mapping[str, str]) -> Config:
 def _cross_checks(loaded: LoadedConfig, document: "Document") -> Iterator[str]:
     yield from _check_limits(loaded.config, document)
     yield from _check_backends(loaded.config, document)
+    yield from _check_far_tables(loaded.config, document)
     yield from _check_names(loaded.config, document)
     yield from _check_order(loaded.config, document)
     yield from _check_files(loaded, document)
@@ -794,6 +823,7 @@ def _check_job_budget(
 
 def _check_backends(config: Config, document: "Document") -> Iterator[str]:
     blockdb = config.backends.blockdb
+    yield from _check_store(blockdb, document)
     for name in blockdb.memory.keys() & blockdb.tables.keys():
         place = document.at(("backends", "blockdb", "tables", name), key=True)
         yield f"{place}: the table {name} is held in memory; it needs no key here"
@@ -807,10 +837,85 @@ def _check_backends(config: Config, document: "Document") -> Iterator[str]:
             yield f"{place}: backends.rpc.{chain}.per_url: {redact_url(url)} is none of the chain's urls"
 
 
+def _check_store(blockdb: BlockdbConfig, document: "Document") -> Iterator[str]:
+    """One place for the store, and an url that is understood; it is not shown: there may be a password in it."""
+    place = document.at(("backends", "blockdb", "path"))
+    if re.match(r"(postgres(ql)?|grpcs?)://", blockdb.path):
+        yield f"{place}: backends.blockdb.path: this is an url; its key is backends.blockdb.url"
+    elif blockdb.path and blockdb.url:
+        yield f"{place}: backends.blockdb.path: there is a backends.blockdb.url too; name one store"
+    place = document.at(("backends", "blockdb", "url"))
+    if is_table_server(blockdb.url):
+        if not _is_grpc_url(blockdb.url):
+            yield f"{place}: backends.blockdb.url: expected grpc://host:port or grpcs://host:port"
+        if blockdb.tables:
+            place = document.at(("backends", "blockdb", "tables"), key=True)
+            yield f"{place}: backends.blockdb.tables: keys are declared in the configuration of the table server"
+    elif blockdb.url and not _is_database_url(blockdb.url):
+        yield (
+            f"{place}: backends.blockdb.url: expected grpc://host:port or postgresql://user@host:port/database;"
+            " write special characters of a password as %40 (for @), %2F (/), %3A (:), %23 (#)"
+        )
+
+
+def is_table_server(url: str) -> bool:
+    """Whether ``backends.blockdb.url`` names a table server, not a database."""
+    return url.startswith(("grpc://", "grpcs://"))
+
+
+def _is_database_url(url: str) -> bool:
+    """Strict, since a part of a badly written password would count as host or database, and be shown."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # brackets that do not match
+        return False
+    user, _, hosts = parts.netloc.rpartition("@")
+    return (
+        parts.scheme in ("postgresql", "postgres")
+        and "@" not in user
+        and user.count(":") <= 1
+        and "@" not in parts.path
+        and not parts.fragment
+        and all(
+            re.fullmatch(r"([\w.-]*|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?", h) for h in hosts.split(",")
+        )
+    )
+
+
 def _is_http_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, brackets that do not match
+        return False
+
+
+def _check_far_tables(config: Config, document: "Document") -> Iterator[str]:
+    """A table server answers the requests of functions; it hands out and takes no whole tables."""
+    blockdb = config.backends.blockdb
+    if not is_table_server(blockdb.url):
+        return
+    for index, job in enumerate(config.jobs):
+        path: KeyPath = ("jobs", index, "output")
+        if job.output.startswith("table:"):
+            yield (
+                f"{document.at(path)}: {_dotted(path)}: {job.output} needs backends.blockdb.path; tables of a"
+                " table server are written by functions (upsert_rows)"
+            )
+        source = job.calls.get("table") if isinstance(job.calls, dict) else None
+        if source is not None and source not in blockdb.memory:
+            path = ("jobs", index, "calls")
+            yield (
+                f"{document.at(path)}: {_dotted(path)}: {{table: {source}}} needs backends.blockdb.path; where the"
+                f" table server has its file, `blockx table dump {source}` writes a list"
+            )
+
+
+def _is_grpc_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        is_whole = bool(parts.hostname and parts.port) and "@" not in parts.netloc
+        return is_whole and url.endswith(parts.netloc)
     except ValueError:  # a port that is no number, brackets that do not match
         return False
 

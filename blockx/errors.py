@@ -7,7 +7,10 @@ No imports from blockx, no I/O. Source of the kinds and of their policy: the des
 """
 
 import enum
+import functools
+import sys
 from dataclasses import dataclass
+from types import ModuleType
 
 
 class ErrorKind(enum.StrEnum):
@@ -172,6 +175,34 @@ class RevertedError(ReadError):
         self.data = data
 
 
+class GrpcError(ReadError):
+    """A gRPC server answered with an error, or not at all: ``status`` as in ``NOT_FOUND``, ``detail`` its words.
+
+    Where the package ``grpc`` is loaded (generated stubs load it), it also is a ``grpc.RpcError`` whose ``code()``
+    and ``details()`` answer as usual, so that code written for a real channel goes on working.
+    """
+
+    def __init__(
+        self, message: str, *, kind: str, status: str, detail: str = "", retryable: bool = False
+    ) -> None:
+        super().__init__(message, kind=kind, retryable=retryable)
+        self.status = status
+        self.detail = detail
+
+
+@functools.cache
+def _grpc_error_class(grpc: ModuleType) -> type[GrpcError]:
+    """``GrpcError`` with the face of ``grpc.RpcError``."""
+
+    def code(self: GrpcError) -> object:
+        return getattr(grpc.StatusCode, self.status, grpc.StatusCode.UNKNOWN)
+
+    def details(self: GrpcError) -> str:
+        return self.detail
+
+    return type("GrpcError", (GrpcError, grpc.RpcError), {"code": code, "details": details})
+
+
 def read_error(
     kind: str,
     message: str,
@@ -179,8 +210,14 @@ def read_error(
     retryable: bool = False,
     reason: str | None = None,
     data: str | None = None,
+    status: str = "",
 ) -> ReadError:
     """The exception for a failed read, from the fields of its answer; ``data`` is 0x-hex."""
+    if status:
+        # Looked up and not imported: an executor loads grpc only if the user's stubs do.
+        grpc = sys.modules.get("grpc")
+        made = GrpcError if grpc is None else _grpc_error_class(grpc)
+        return made(message, kind=kind, status=status, detail=reason or "", retryable=retryable)
     if kind != ErrorKind.REVERTED:
         return ReadError(message, kind=kind, retryable=retryable)
     try:

@@ -187,6 +187,7 @@ class LocalProvider:
                 retryable=error.retryable,
                 reason=error.reason,
                 data=error.data,
+                status=error.status,
             )
         if reply.sidecar is not None:
             return reply.sidecar

@@ -6,7 +6,7 @@ shown and nothing else. Texts that others make (the page of a node that refuses 
 
 import re
 from typing import Final
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 _SECRET_CHARS_MIN: Final = 4
 """Shorter ones are searched for in no text: they stand everywhere."""
@@ -23,6 +23,13 @@ def redact_url(url: str) -> str:
     port = f":{parts.port}" if parts.port else ""
     rest = "/***" if parts.path.strip("/") or parts.query or parts.fragment else ""
     return f"{parts.scheme}://{host}{port}{rest}"
+
+
+def redact_database_url(url: str) -> str:
+    """The url of a database as it may be shown: scheme, hosts and database."""
+    parts = urlsplit(url)
+    hosts = parts.netloc.rpartition("@")[2] or ",".join(parse_qs(parts.query).get("host", []))
+    return f"{parts.scheme}://{hosts}{parts.path}" if url else ""
 
 
 def redact_text(text: str) -> str:

@@ -88,16 +88,11 @@ class Driver:
 
     def run(self) -> int:
         """All calls to their end; the number of events."""
-        tasks = list(self.left)
-        for task_id in tasks:
-            job = task_id.partition("@")[0]
-            self.post(StreamOpened(TaskSpec(task_id=task_id, job_name=job, instance_id=job), 0))
-            for _ in range(2):
-                self.produce(task_id)
-        self.snapshots()
+        tasks = len(self.left)
+        self.open_all()
         self.settle()
         done = 0
-        while self.finished < len(tasks):
+        while self.finished < tasks:
             started = self.started
             for _ in range(min(self.group, len(started))):
                 start = started.popleft()
@@ -107,6 +102,15 @@ class Driver:
                     self.snapshots()
             self.settle()
         return self.events
+
+    def open_all(self) -> None:
+        """Open every task and produce its first calls."""
+        for task_id in list(self.left):
+            job = task_id.partition("@")[0]
+            self.post(StreamOpened(TaskSpec(task_id=task_id, job_name=job, instance_id=job), 0))
+            for _ in range(2):
+                self.produce(task_id)
+        self.snapshots()
 
     def post(self, event: Event) -> None:
         self.events += 1

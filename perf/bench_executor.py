@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from blockx.executor import ambient, capture
 from blockx.executor.loader import Loader
+from blockx.executor.memory import GC_OBJECTS
 from blockx.executor.runtime import ExecutorRuntime
 from blockx.executor.session import UdsSession
 from blockx.executor.vitals import Vitals
@@ -73,6 +74,7 @@ class Bench:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         ours.setblocking(False)
         self._socket, self._decoder, self._call_seq = ours, FrameDecoder(), 0
+        gc.set_threshold(GC_OBJECTS, *gc.get_threshold()[1:])
         descriptor = create_table_fd(1)
         self.runtime = ExecutorRuntime(
             "exec-0",

@@ -25,29 +25,29 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-import psutil
-from bench_e2e import machine, median
+from harness import (
+    PROCESSES,
+    RUN_SECONDS_MAX,
+    SAMPLE_S,
+    CpuSampler,
+    Job,
+    Measures,
+    machine,
+    median,
+    ratios,
+    run_product,
+)
 
-ROOT = Path(__file__).resolve().parents[1]
 DELAY_S = 0.020
 READS = 3
 WARM_UP_CALLS = 200
-PROCESSES = 2
-RUN_SECONDS_MAX = 300
-"""A run that takes longer is stopped, and the benchmark with it."""
-SAMPLE_S = 0.025
-
-Measures = dict[str, float]
 
 
 # --- the node
@@ -89,7 +89,11 @@ class NodeConnection(asyncio.Protocol):
                 return
             self.received = rest[size:]
             answer = self.answer(rest[:size])
-            self.loop.call_later(DELAY_S, self.transport.write, HEAD % len(answer) + answer)
+            self.loop.call_later(DELAY_S, self.send, HEAD % len(answer) + answer)
+
+    def send(self, answer: bytes) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(answer)
 
     def answer(self, body: bytes) -> bytes:
         if body[:1] != b"[":
@@ -142,37 +146,6 @@ def node(batches: bool) -> Iterator[int]:
         process.stdout.close()
 
 
-# --- CPU of a process tree, from outside
-
-
-class CpuSampler:
-    """CPU seconds of a process and all its descendants over time; ended ones keep their last value."""
-
-    def __init__(self, pid: int) -> None:
-        self._root = psutil.Process(pid)
-        self._seen: dict[int, float] = {}
-        self._samples: list[tuple[int, float]] = []
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._ended.wait(SAMPLE_S):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                for process in [self._root, *self._root.children(recursive=True)]:
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        times = process.cpu_times()
-                        self._seen[process.pid] = times.user + times.system
-            self._samples.append((time.time_ns(), sum(self._seen.values())))
-
-    def between(self, start_ns: int, end_ns: int) -> float:
-        """CPU seconds used between two moments of the wall clock."""
-        self._ended.set()
-        self._thread.join()
-        before = max((cpu for at, cpu in self._samples if at <= start_ns), default=0.0)
-        return max(cpu for at, cpu in self._samples if at <= end_ns) - before
-
-
 # --- blockx, from outside
 
 FUNCTION = """\
@@ -184,56 +157,30 @@ def _(account, block):
         block = int(rpc.call("eth_getBalance", [account, hex(block)]), 16)
     return block
 """
-CONFIG = """\
-worker: {{executor_count: {processes}}}
-dispatcher: {{executor_max_inflight: {inflight}, executor_max_runnable: {inflight},
-              task_max_inflight_calls: {task_inflight}}}
-backends: {{rpc: {{bench: {{urls: ["http://127.0.0.1:{port}"]}}}}}}
-jobs:
-  - {{name: warm, function: reads, calls: warm.jsonl, results: warm-results.jsonl}}
-  - {{name: measured, function: reads, calls: calls.jsonl, results: results.jsonl}}
-report: report.json
-"""
 
 
 def run_blockx(inflight: int, port: int, count: int) -> Measures:
-    """One run of the product; ``inflight`` calls an executor.
-
-    The measured job lasts from the moment the results of the warm-up job got their final name to the
-    moment its own results got theirs (a rename sets ``st_ctime``).
-    """
-    with tempfile.TemporaryDirectory(prefix="blockx-bench-") as name:
-        folder = Path(name)
-        (folder / "functions").mkdir()
-        (folder / "functions" / "reads.py").write_text(FUNCTION.format(reads=READS))
-        write_calls(folder / "warm.jsonl", accounts(WARM_UP_CALLS, warm=True))
-        write_calls(folder / "calls.jsonl", accounts(count))
-        config = CONFIG.format(
-            processes=PROCESSES, inflight=inflight, task_inflight=PROCESSES * inflight, port=port
-        )
-        (folder / "config.yaml").write_text(config)
-        command = [sys.executable, str(ROOT / "blockx.py"), "--config", "config.yaml"]
-        process = subprocess.Popen(
-            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        sampler = CpuSampler(process.pid)
-        output, _ = process.communicate(timeout=RUN_SECONDS_MAX)
-        if process.returncode != 0:
-            raise SystemExit(f"blockx ended with {process.returncode}:\n{output}")
-        report = json.loads((folder / "report.json").read_text())
-        job = next(job for job in report["jobs"] if job["name"] == "measured")
-        check([json.loads(line)["output"] for line in (folder / "results.jsonl").open()], count)
-        ends_ns = [
-            (folder / name).stat().st_ctime_ns for name in ("warm-results.jsonl", "results.jsonl")
-        ]
-        posts = job["rpc"]["bench"]["posts"]
-        return measures(*ends_ns, count, sampler) | {"reads_a_post": READS * count / posts}
-
-
-def write_calls(path: Path, calls: Sequence[tuple[str, int]]) -> None:
-    with path.open("w") as file:
-        for account, block in calls:
-            file.write(f'{{"args": ["{account}", {block}]}}\n')
+    """One run of the product; ``inflight`` calls an executor."""
+    lists = [
+        [f'["{account}", {block}]' for account, block in calls]
+        for calls in (accounts(count), accounts(WARM_UP_CALLS, warm=True))
+    ]
+    done = run_product(
+        {"reads": FUNCTION.format(reads=READS)},
+        Job("reads", *lists),
+        dispatcher=(
+            f"{{executor_max_inflight: {inflight}, executor_max_runnable: {inflight},"
+            f" task_max_inflight_calls: {PROCESSES * inflight}}}"
+        ),
+        more=f'backends: {{rpc: {{bench: {{urls: ["http://127.0.0.1:{port}"]}}}}}}\n',
+    )
+    check([result["output"] for result in done.results], count)
+    measured = next(job for job in done.report["jobs"] if job["name"] == "measured")
+    return {
+        "rate": count / done.seconds,
+        "cpu_us": done.cpu_s * 1e6 / (READS * count),
+        "reads_a_post": READS * count / measured["rpc"]["bench"]["posts"],
+    }
 
 
 def accounts(count: int, *, warm: bool = False) -> list[tuple[str, int]]:
@@ -390,18 +337,24 @@ def run_other(contestant: str, port: int, count: int) -> Measures:
 # --- the table
 
 
-def print_table(runs: dict[str, list[Measures]]) -> None:
+def best_others(runs: dict[str, list[Measures]]) -> tuple[str, str]:
+    """The fastest and the leanest of the others that ran; "" when none did."""
     others = [name for name in runs if name in OTHERS]
-    ours = [name for name in runs if name in OURS]
     best = max(others, key=lambda name: median(runs[name], "rate"), default="")
-    lean = min(others, key=lambda name: median(runs[name], "cpu_us"), default="")
+    return best, min(others, key=lambda name: median(runs[name], "cpu_us"), default="")
+
+
+def print_table(runs: dict[str, list[Measures]]) -> None:
+    ours = [name for name in runs if name in OURS]
+    best, lean = best_others(runs)
     for mine in ours:
         bound = PROCESSES * OURS[mine] / (READS * DELAY_S)
         print(
             f"{mine}: {median(runs[mine], 'rate') / bound:.2f} of what latency allows ({bound:,.0f}/s)"
         )
         if best:
-            rate, cpu = ratio(runs, mine, best, "rate"), ratio(runs, mine, lean, "cpu_us")
+            rate = statistics.median(ratios(runs[mine], runs[best], "rate"))
+            cpu = statistics.median(ratios(runs[mine], runs[lean], "cpu_us"))
             print(f"  {rate:.2f} x the calls/s of the best other ({best})")
             print(f"  {cpu:.2f} x the CPU a read of the leanest other ({lean})")
     print(f"\n{'':40}{'calls/s':>9}{'us CPU a read':>15}{'reads a post':>14}")
@@ -410,10 +363,19 @@ def print_table(runs: dict[str, list[Measures]]) -> None:
         print(f"{name:40}{median(mine, 'rate'):>9,.0f}{median(mine, 'cpu_us'):>15,.0f}{reads:>14}")
 
 
-def ratio(runs: dict[str, list[Measures]], mine: str, other: str, key: str) -> float:
-    """The median of the ratios within a repetition."""
-    pairs = zip(runs[mine], runs[other], strict=True)
-    return statistics.median(a[key] / b[key] for a, b in pairs)
+def contest(
+    names: Sequence[str], *, reps: int, count: int, batches: bool = True
+) -> dict[str, list[Measures]]:
+    """All of ``names`` in turns, beside one node."""
+    runs: dict[str, list[Measures]] = {name: [] for name in names}
+    with node(batches) as port:
+        for _ in range(reps):
+            for name, mine in runs.items():
+                if name in OURS:
+                    mine.append(run_blockx(OURS[name], port, count))
+                else:
+                    mine.append(run_other(name, port, count))
+    return runs
 
 
 def present(only: str) -> list[str]:
@@ -445,14 +407,12 @@ def main() -> None:
         run_other_here(name, int(port), int(count))
         return
     print(machine())
-    runs: dict[str, list[Measures]] = {name: [] for name in present(options.only)}
-    with node(not options.no_batches) as port:
-        for _ in range(options.reps):
-            for name, mine in runs.items():
-                if name in OURS:
-                    mine.append(run_blockx(OURS[name], port, options.calls))
-                else:
-                    mine.append(run_other(name, port, options.calls))
+    runs = contest(
+        present(options.only),
+        reps=options.reps,
+        count=options.calls,
+        batches=not options.no_batches,
+    )
     print(
         f"{options.reps} repetitions of {options.calls} calls, load after {os.getloadavg()[0]:.1f}"
     )

@@ -3,7 +3,7 @@
 ``dummy(EventType, ...)`` fills in the rest; equal keys come from equal ``args``, as in a real task.
 """
 
-import dataclasses
+import inspect
 import random
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -44,11 +44,11 @@ _DEFAULTS: dict[str, Any] = {
 
 def dummy(kind: type[T], /, **fields: Any) -> T:
     """A record of that type with harmless values in all fields that are not named."""
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        if field.name in fields or field.name not in _DEFAULTS:
-            continue
-        fields[field.name] = _DEFAULTS[field.name]
-    if any(field.name == "costs" for field in dataclasses.fields(kind)):  # type: ignore[arg-type]
+    names = inspect.signature(kind).parameters
+    for name in names:
+        if name not in fields and name in _DEFAULTS:
+            fields[name] = _DEFAULTS[name]
+    if "costs" in names:
         fields.setdefault("costs", Costs())
     return kind(**fields)
 

@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.postgres import postgres
+
+__all__ = ["postgres"]
+
 # The same examples in every run: a test that fails today fails tomorrow, on every machine.
 settings.register_profile("blockx", derandomize=True, deadline=None, max_examples=100)
 settings.load_profile("blockx")

@@ -51,16 +51,17 @@ ANYTHING = {"cli", "cli_cache", "cli_table", "app", "local", "__main__"}
 BOTH_PROCESS_KINDS = {"app", "local"}
 """Only these see the executor and main's packages at once."""
 
-MAIN_ONLY = {"aiohttp", "loguru", "numpy", "rich", "uvloop"}
+MAIN_ONLY = {"aiohttp", "grpc", "loguru", "numpy", "rich", "uvloop"}
 """Libraries that must not be loaded in an executor: they cost it memory and start-up time."""
 IN_EXECUTORS = {"audit", "dispatcher", "executor", "function", "functions", "http", "ipc", "sdk"}
 
 DISPATCHER_LIBRARIES = {
-    "collections", "dataclasses", "enum", "heapq", "itertools", "math", "random", "typing",
+    "collections", "dataclasses", "enum", "heapq", "itertools", "math", "msgspec", "random", "typing",
 }  # fmt: skip
-"""No clock, thread, socket or log. ``random`` for the type: a seeded generator is handed in."""
+"""No clock, thread, socket or log. ``random`` for the type: a seeded generator is handed in; ``msgspec`` for
+its structs alone."""
 IPC_LIBRARIES = {
-    "collections", "dataclasses", "datetime", "decimal", "enum", "gc", "itertools", "math",
+    "collections", "dataclasses", "datetime", "decimal", "enum", "functools", "gc", "itertools", "math",
     "msgspec", "operator", "orjson", "re", "struct", "types", "typing", "uuid",
 }  # fmt: skip
 HEARTBEAT_LIBRARIES = IPC_LIBRARIES | {

@@ -9,6 +9,7 @@ import pytest
 from blockx import config as config_module
 from blockx.config import ENVIRONMENT, Config, describe, load_config
 from blockx.errors import UsageError
+from blockx.redact import redact_database_url
 
 
 def load(tmp_path, text, environ=None):
@@ -156,6 +157,38 @@ def test_a_value_of_the_wrong_shape_is_refused(tmp_path, text, message):
         (
             "backends: {blockdb: {path: a, memory: {t: b}, tables: {t: {key: [k]}}}}",
             "c.yaml:1:56: the table t is held in memory; it needs no key here",
+        ),
+        (
+            "backends: {blockdb: {path: a, url: 'grpc://h:1'}}",
+            "c.yaml:1:28: backends.blockdb.path: there is a backends.blockdb.url too; name one store",
+        ),
+        *[
+            (
+                f"backends: {{blockdb: {{url: '{url}'}}}}",
+                "c.yaml:1:27: backends.blockdb.url: expected grpc://host:port or grpcs://host:port",
+            )
+            for url in (
+                "grpc://h",
+                "grpc://:1",
+                "grpc://h:x",
+                "grpc://u@h:1",
+                "grpc://h:1/p",
+                "grpc://[h:1",
+            )
+        ],
+        (
+            "backends: {blockdb: {url: 'grpc://h:1', tables: {t: {key: [k]}}}}",
+            "c.yaml:1:41: backends.blockdb.tables: keys are declared in the configuration of the table server",
+        ),
+        (
+            f"backends: {{blockdb: {{url: 'grpc://h:1'}}}}\njobs: [{job(', output: table:t')}]",
+            "c.yaml:2:55: jobs[0].output: table:t needs backends.blockdb.path; tables of a table server are"
+            " written by functions (upsert_rows)",
+        ),
+        (
+            f"backends: {{blockdb: {{url: 'grpc://h:1'}}}}\njobs: [{job().replace('c.jsonl', '{table: t}')}]",
+            "c.yaml:2:38: jobs[0].calls: {table: t} needs backends.blockdb.path; where the table server has its"
+            " file, `blockx table dump t` writes a list",
         ),
         (
             "backends: {rpc: {dev: {urls: ['ftp://x']}}}",
@@ -336,3 +369,80 @@ def test_no_credentials_are_shown(tmp_path):
     text = describe(load(tmp_path, f"backends: {{rpc: {{dev: {{urls: ['{url}']}}}}}}"), {})
     assert "https://node.example:8545/***\n" in text
     assert not [word for word in ("user", "secret", "0123456789", "hidden") if f"{word}" in text]
+
+
+DATABASE = "postgresql://user:secret@db.example:5432/rows"
+
+
+def test_the_password_of_a_database_is_not_shown(tmp_path):
+    url = f"{DATABASE}?password=hidden&sslmode=require"
+    text = describe(load(tmp_path, f"backends: {{blockdb: {{url: '{url}'}}}}"), {})
+    assert "url: postgresql://db.example:5432/rows\n" in text
+    assert not [word for word in ("user", "secret", "hidden") if word in text]
+    assert redact_database_url("postgresql:///rows?host=/run/pg") == "postgresql:///run/pg/rows"
+
+
+URL_EXPECTED = (
+    "c.yaml:1:27: backends.blockdb.url: expected grpc://host:port or postgresql://user@host:port/database;"
+    " write special characters of a password as %40 (for @), %2F (/), %3A (:), %23 (#)"
+)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "h:1",
+        "mysql://u:secret@h/d",
+        "postgresql://u:secret@h:port/d",
+        "postgresql://u:se:cret@h/d",
+        "postgresql://u:se@cret@h/d",
+        "postgresql://u:se/cret@h/d",
+        "postgresql://u:se#cret@h/d",
+        "postgresql://u:secret@[h/d",
+    ],
+)
+def test_a_wrong_url_of_a_database_is_refused_and_not_shown(tmp_path, url):
+    text = f"backends: {{blockdb: {{url: '{url}'}}}}"
+    assert mistakes(tmp_path, text) == [URL_EXPECTED]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        DATABASE,
+        "postgres://h/d",
+        "postgresql:///d?host=/run/postgresql",
+        "postgresql://u:a%40b@h1:5432,h2:5433/d?target_session_attrs=primary",
+        "postgresql://u@[::1]:5432/d",
+    ],
+)
+def test_urls_of_databases_are_taken(tmp_path, url):
+    text = f"backends: {{blockdb: {{url: '{url}'}}}}"
+    assert load(tmp_path, text).config.backends.blockdb.url == url
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            f"{{path: '{DATABASE}'}}",
+            "c.yaml:1:28: backends.blockdb.path: this is an url; its key is backends.blockdb.url",
+        ),
+        (
+            f"{{path: a.sqlite, url: '{DATABASE}'}}",
+            "c.yaml:1:28: backends.blockdb.path: there is a backends.blockdb.url too; name one store",
+        ),
+        (
+            f"'{DATABASE}'",
+            "c.yaml:1:21: backends.blockdb: expected keys with values, got the text"
+            " 'postgresql://db.example:5432/***'",
+        ),
+        (
+            "{schema: 'a b'}",
+            "c.yaml:1:30: backends.blockdb.schema: expected a name of small letters, digits and _, got the text"
+            " 'a b'",
+        ),
+    ],
+)
+def test_a_store_in_the_wrong_place_is_told_without_its_password(tmp_path, settings, message):
+    assert mistakes(tmp_path, f"backends: {{blockdb: {settings}}}") == [message]

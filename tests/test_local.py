@@ -108,3 +108,17 @@ def test_a_plain_script_finds_the_configuration_and_ends_by_itself(folder):
         check=True,
     )
     assert json.loads(ran.stdout.replace("'", '"')) == {"k": 1, "v": 5}
+
+
+@pytest.mark.slow
+def test_in_restricted_mode_only_audited_functions_are_called(folder):
+    (folder / "functions" / "opens.py").write_text("def _(name):\n    return open(name).read()\n")
+    with (folder / "config.yaml").open("a") as file:
+        file.write("functions: {path: functions, mode: restricted}\n")
+    provider = local.LocalProvider(load_config(folder / "config.yaml", {}))
+    try:
+        assert provider.subcall("double", [2]) == 4
+        with pytest.raises(SubcallFailedError, match=r"refused by the audit: .*built-in open"):
+            provider.subcall("opens", ["config.yaml"])
+    finally:
+        provider.close()

@@ -39,14 +39,20 @@ def test_the_lock_file_holds_every_dependency():
 
 @pytest.mark.parametrize(
     ("lock", "extras"),
-    [("requirements-test.lock", ["test"]), ("requirements-dev.lock", ["test", "lint"])],
+    [
+        ("requirements-test.lock", ["test"]),
+        ("requirements-dev.lock", ["test", "lint", "compile"]),
+        ("requirements-peers.lock", ["test", "lint", "peers"]),
+    ],
 )
 def test_a_larger_lock_file_holds_the_packages_of_its_extras(lock: str, extras: list[str]):
     wanted = [line for extra in extras for line in PROJECT["optional-dependencies"][extra]]
     assert named(wanted) - locked(lock).keys() == set()
 
 
-@pytest.mark.parametrize("larger", ["requirements-test.lock", "requirements-dev.lock"])
+@pytest.mark.parametrize(
+    "larger", ["requirements-test.lock", "requirements-dev.lock", "requirements-peers.lock"]
+)
 def test_all_lock_files_name_the_same_versions(larger: str):
     assert locked("requirements.lock").items() - locked(larger).items() == set()
 

@@ -234,16 +234,26 @@ class Orchestrator:
 
     def _perform(self, commands: Iterable[Command]) -> None:
         """Perform commands in order; a fact that one establishes is handled before the next."""
-        performers, core = self._performers, self._core
+        performers, handle = self._performers, self._core.handle
         for command in commands:
             event = performers[type(command)](command)
-            if event is None:
-                continue
-            todo: deque[Command] = deque(core.handle(event))
-            while todo:
-                event = performers[type(todo[0])](todo.popleft())
-                if event is not None:
-                    todo.extendleft(reversed(core.handle(event)))
+            # Mostly a chain: a bind order, its fact, the start order.
+            while event is not None:
+                more = handle(event)
+                if len(more) != 1:
+                    self._perform_all(more)
+                    break
+                event = performers[type(more[0])](more[0])
+
+    def _perform_all(self, commands: Sequence[Command]) -> None:
+        """The same for what branches; without recursion, since nothing bounds its depth."""
+        performers, handle = self._performers, self._core.handle
+        todo = deque(commands)
+        while todo:
+            command = todo.popleft()
+            event = performers[type(command)](command)
+            if event is not None:
+                todo.extendleft(reversed(handle(event)))
 
     def request_io(self, executor_id: str, message: CallWaiting, sidecar: bytes | None) -> None:
         """AdapterListener: a call waits for a read or a write."""

@@ -13,6 +13,7 @@ from blockx.audit.names import Names
 from blockx.audit.source import Tree, shown
 from blockx.audit.tables import (
     ALLOWED_IMPORTS,
+    CLASS_MAKER,
     DECORATORS,
     DEFINABLE_METHODS,
     EXCEPTIONS,
@@ -205,10 +206,6 @@ def check_names(tree: Tree, names: Names) -> Iterator[Finding]:
                 node,
                 f"{shown(node.id)} of this {scope.kind} has the name of a refused built-in; rename it",
             )
-    for node in tree.of(ast.Name):
-        yield from _check_sdk_class(tree, names, node)
-    for attribute in tree.of(ast.Attribute):
-        yield from _check_sdk_class(tree, names, attribute)
 
 
 def _unknown(name: str) -> str:
@@ -222,33 +219,13 @@ def _unknown(name: str) -> str:
     return f"{shown(name)} is not defined in this source; define or import it"
 
 
-def _check_sdk_class(tree: Tree, names: Names, node: ast.Name | ast.Attribute) -> Iterator[Finding]:
-    if not isinstance(node.ctx, ast.Load) or SDK_CLASSES.isdisjoint(names.paths(node)):
-        return
-    child: ast.AST = node
-    parent = tree.parents[child]
-    if isinstance(parent, ast.Attribute):
-        return
-    while isinstance(parent, ast.Tuple | ast.Subscript | ast.BinOp):
-        child, parent = parent, tree.parents[parent]
-    if isinstance(parent, ast.Call):
-        asks = isinstance(parent.func, ast.Name) and parent.func.id in ("isinstance", "issubclass")
-        if asks or parent.func is node:
-            return
-    if isinstance(parent, ast.AnnAssign | ast.arg) and parent.annotation is child:
-        return
-    if isinstance(parent, ast.FunctionDef) and parent.returns is child:
-        return
-    yield tree.finding(
-        "store",
-        node,
-        f"the class {shown(names.paths(node)[0])} is passed around; call it where you need it, "
-        "and pass the object or a function of yours",
-    )
-
-
 def check_stores(tree: Tree, names: Names) -> Iterator[Finding]:
-    """Attributes and items are stored or deleted only in what the source made itself."""
+    """Attributes and items are stored or deleted only in what the source made itself.
+
+    A parameter may be anything, so the classes of the SDK are not handed to one either.
+    """
+    for node in tree.of(ast.Name, ast.Attribute):
+        yield from _check_sdk_class(tree, names, node)
     for node in tree.of(ast.Attribute, ast.Subscript):
         if isinstance(node.ctx, ast.Load):
             continue
@@ -275,6 +252,40 @@ def check_stores(tree: Tree, names: Names) -> Iterator[Finding]:
             )
 
 
+def _check_sdk_class(tree: Tree, names: Names, node: ast.Name | ast.Attribute) -> Iterator[Finding]:
+    paths = names.paths(node)
+    is_sdk = isinstance(node.ctx, ast.Load) and not SDK_CLASSES.isdisjoint(paths)
+    if is_sdk and not _is_plain_use(tree, names, node):
+        yield tree.finding(
+            "store",
+            node,
+            f"the class {shown(paths[0])} is passed around; call it where you need it, "
+            "and pass the object or a function of yours",
+        )
+
+
+def _is_plain_use(tree: Tree, names: Names, node: ast.expr) -> bool:
+    """Whether a class is called, asked for an attribute, named in an annotation, or compared with a value's."""
+    child: ast.AST = node
+    parent = tree.parents[child]
+    if isinstance(parent, ast.Attribute):
+        return True
+    if isinstance(parent, ast.Call) and parent.func is node:
+        return True
+    while isinstance(parent, ast.Tuple | ast.Subscript | ast.BinOp):
+        child, parent = parent, tree.parents[parent]
+    if isinstance(parent, ast.Call):
+        asked = parent.func
+        if not isinstance(asked, ast.Name) or asked.id not in ("isinstance", "issubclass"):
+            return False
+        return names.lookup(asked)[0] is None  # the built-in
+    if isinstance(parent, ast.AnnAssign):  # of a class it is kept, and dataclasses.fields gives it
+        return parent.annotation is child and names.scope_kind(parent) != "class"
+    if isinstance(parent, ast.arg):
+        return True
+    return isinstance(parent, ast.FunctionDef) and parent.returns is child
+
+
 def check_classes(tree: Tree, names: Names) -> Iterator[Finding]:
     """Plain class statements: no metaclass, own or listed bases, own or listed decorators."""
     for statement in tree.of(ast.ClassDef):
@@ -289,6 +300,10 @@ def check_classes(tree: Tree, names: Names) -> Iterator[Finding]:
                     f"a base of class {shown(statement.name)} that is neither a class of this source nor an "
                     "exception on the list; hold such an object in an attribute instead of deriving",
                 )
+    for node in tree.of(ast.Name, ast.Attribute):
+        if CLASS_MAKER in names.paths(node) and not _is_decorator(tree, node):
+            what = f"{CLASS_MAKER} used as a function, which changes the class that it is given"
+            yield tree.finding("class", node, f"{what}; write `@dataclass` above a class of yours")
     for owner in tree.of(ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef):
         for decorator in owner.decorator_list:
             if not _is_plain_decorator(names, decorator):
@@ -309,6 +324,13 @@ def _is_plain_base(names: Names, base: ast.expr) -> bool:
     if scope is None:
         return base.id in EXCEPTIONS
     return all(binding.kind == "class" for binding in bindings)
+
+
+def _is_decorator(tree: Tree, node: ast.expr) -> bool:
+    parent = tree.parents[node]
+    if isinstance(parent, ast.Call) and parent.func is node:
+        node, parent = parent, tree.parents[parent]
+    return isinstance(parent, ast.ClassDef) and node in parent.decorator_list
 
 
 def _is_plain_decorator(names: Names, decorator: ast.expr) -> bool:

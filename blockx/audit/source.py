@@ -26,6 +26,7 @@ _UNWANTED = re.compile(
     "[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\u2028\u2029]"  # controls, line ends that only some readers see
     "|\r(?!\n)"
     "|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"  # bidirectional controls
+    "|[\u115f\u1160\u3164\uffa0\U000e0000-\U000e007f]"  # letters and tags that have no shape
     "|[\ud800-\udfff]"
 )
 _SHOWN_CHARS: Final = 60

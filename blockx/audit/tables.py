@@ -264,6 +264,9 @@ DECORATORS: Final = _names(
 )
 """Foreign decorators, plain or with arguments; own functions are allowed too."""
 
+CLASS_MAKER: Final = "dataclasses.dataclass"
+"""Only a decorator: called with a class of the host it would change that for all tasks."""
+
 MATCH_CLASSES: Final = _names("bool bytearray bytes dict float frozenset int list set str tuple")
 """Built-in value types: their class patterns look at the value itself and read no attribute."""
 

@@ -1,7 +1,7 @@
 """``blockdb`` with both kinds of tables: some held in memory (read-only), the others in the store.
 
 io thread. A request goes by the name of its table: names of ``backends.blockdb.memory`` to memory, all
-others to the embedded store. Only used when both are configured.
+others to the store. Only used when both are configured.
 """
 
 from collections.abc import Collection

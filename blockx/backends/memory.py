@@ -117,7 +117,7 @@ class MemoryTables:
             raise ReadFailedError(
                 ErrorKind.IO_ERROR,
                 f"{request.operation}: tables of backends.blockdb.memory are read-only and have get_row and "
-                "get_rows alone; use backends.blockdb.path for a table store",
+                "get_rows alone; use backends.blockdb.path or .url for a table store",
             )
         try:
             params = exact_json.decode(request.params)

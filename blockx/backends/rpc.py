@@ -17,7 +17,6 @@ Nothing is asked of a node before the first read.
 
 import asyncio
 import heapq
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -26,12 +25,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from blockx.backends.answer_cache import AnswerCache
 from blockx.backends.read_cache import ReadCache
 from blockx.backends.replies import ReadFailedError, named
 from blockx.backends.rpc_disk import TaskDisk
+from blockx.backends.rpc_multicall import Presence, ride_of
 from blockx.backends.rpc_node import Counters, NodeLink, Question, monotonic
 from blockx.backends.rpc_pins import AskOwn, BlockRef, OnPins, OwnAnswer, TaskPins
-from blockx.backends.rpc_urls import UrlHealth
+from blockx.backends.rpc_urls import POSTS_BURST_S, Allowance, UrlHealth
 from blockx.backends.rpc_wire import (
     NULL,
     READ_METHODS,
@@ -49,8 +50,7 @@ from blockx.redact import redact_text
 
 TASKS_COUNTED_MAX = 1_024
 """Tasks whose counters are kept. Full: those of the oldest task go."""
-CACHE_ENTRY_BYTES = 200
-"""What an entry of the cache costs beside key and value."""
+_NO_PIN = Pin.NONE
 
 
 class _Reader(msgspec.Struct, eq=False):
@@ -76,47 +76,25 @@ class _SharedQuestion(Question, eq=False, kw_only=True):
 
     chain: "_Chain"
     readers: list[_Reader] = msgspec.field(default_factory=list)
-    cache: "_Cache | None" = None
+    cache: AnswerCache | None = None
     """Where the answer is kept; None: nowhere."""
     disk: TaskDisk | None = None
     """Where it is looked for before the node is asked, and kept under ``disk_key``."""
     disk_key: bytes = b""
+    key: bytes
+    """For merging and the task's cache: what it asks."""
+    verified: tuple[TaskPins, BlockRef] | None = None
+    """The node was told a height alone: the answer counts if that is still this block."""
 
 
 ChainPins = Callable[[str, dict[str, Any]], None]
 """Takes a chain and new pins of it."""
 
 
-class _Cache:
-    """Answers of one task by body, bounded in bytes."""
-
-    __slots__ = ("_bytes", "_bytes_max", "_entries")
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._entries: OrderedDict[bytes, bytes] = OrderedDict()
-
-    def get(self, body: bytes) -> bytes | None:
-        result = self._entries.get(body)
-        if result is not None:
-            self._entries.move_to_end(body)
-        return result
-
-    def put(self, body: bytes, result: bytes) -> None:
-        if body in self._entries:
-            return
-        self._entries[body] = result
-        self._bytes += len(body) + len(result) + CACHE_ENTRY_BYTES
-        while self._bytes > self._bytes_max:
-            old_body, old_result = self._entries.popitem(last=False)
-            self._bytes -= len(old_body) + len(old_result) + CACHE_ENTRY_BYTES
-
-
 class _ChainTask:
     """What one task has on one chain."""
 
-    __slots__ = ("cache", "counters", "disk", "pins")
+    __slots__ = ("ask", "cache", "counters", "disk", "pins")
 
     def __init__(
         self,
@@ -127,10 +105,10 @@ class _ChainTask:
     ) -> None:
         self.counters = counters
         cache_bytes = chain.config.read_cache_bytes
-        self.cache = _Cache(cache_bytes) if cache_bytes else None
-        ask = self._ask_own(chain)
-        self.pins = TaskPins(chain.name, ask, on_pins)
-        self.disk = TaskDisk(disk, ask, self.pins) if disk is not None else None
+        self.cache = AnswerCache(cache_bytes) if cache_bytes else None
+        self.ask = self._ask_own(chain)
+        self.pins = TaskPins(chain.name, self.ask, on_pins)
+        self.disk = TaskDisk(disk, self.ask, self.pins) if disk is not None else None
 
     def _ask_own(self, chain: "_Chain") -> AskOwn:
         def ask(method: str, params: bytes, what: str, answer: OwnAnswer) -> None:
@@ -152,7 +130,7 @@ class _ChainTask:
 class _Chain:
     """One chain: its link and its reads on their way."""
 
-    __slots__ = ("config", "inflight", "link", "name", "tasks")
+    __slots__ = ("config", "inflight", "link", "multicall", "name", "tasks")
 
     def __init__(self, name: str, config: RpcBackendConfig, link: NodeLink) -> None:
         self.name = name
@@ -160,7 +138,8 @@ class _Chain:
         self.link = link
         self.tasks: dict[str, _ChainTask] = {}
         self.inflight: dict[bytes, _SharedQuestion] = {}
-        """Questions that further readers may join, by body."""
+        """Questions that further readers may join, by their key."""
+        self.multicall = Presence() if config.multicall_max > 1 else None
 
 
 class RpcBackend:
@@ -171,14 +150,16 @@ class RpcBackend:
         chains: Mapping[str, RpcBackendConfig],
         io_wait_max_ms: int,
         disk: ReadCache | None = None,
+        posts_per_s: int = 0,
     ) -> None:
         """Raises UsageError for an url that is none. Opens nothing. ``disk``: the cache between runs."""
+        posts = Allowance(posts_per_s, POSTS_BURST_S)
         self._disk = disk
         self._chains: dict[str, _Chain] = {}
         for name, config in chains.items():
             for url in config.urls:
                 check_url(name, url)
-            link = NodeLink(name, config, io_wait_max_ms / 1_000, self._watch)
+            link = NodeLink(name, config, io_wait_max_ms / 1_000, posts, self._watch)
             self._chains[name] = _Chain(name, config, link)
         self._counters: dict[str, dict[str, Counters]] = {}
         self._kept_pins: dict[str, tuple[Mapping[str, Any], ChainPins]] = {}
@@ -202,7 +183,10 @@ class RpcBackend:
         now = monotonic()
         try:
             params = decode_params(request.params)
-            chain = self._chain(params.chain)
+            name = params.chain
+            chain = self._only if name is None else self._chains.get(name)
+            if chain is None:
+                raise self._no_chain(name)
         except (msgspec.MsgspecError, RecursionError) as error:
             text = (
                 f"{request.operation}: the parameters of a node request are not understood: {error}"
@@ -262,10 +246,7 @@ class RpcBackend:
 
     # ---- from a request to a question ------------------------------------------------------------
 
-    def _chain(self, name: str | None) -> _Chain:
-        chain = self._only if name is None else self._chains.get(name)
-        if chain is not None:
-            return chain
+    def _no_chain(self, name: str | None) -> ReadFailedError:
         there = named(sorted(self._chains), "none")
         if name is None:
             text = f"name the chain of this request: chain=…; there are: {there}"
@@ -273,7 +254,7 @@ class RpcBackend:
             text = (
                 f"there is no chain {name!r} under backends.rpc in config.yaml; there are: {there}"
             )
-        raise ReadFailedError(ErrorKind.IO_ERROR, text)
+        return ReadFailedError(ErrorKind.IO_ERROR, text)
 
     def _task(self, chain: _Chain, task_id: str) -> _ChainTask:
         """A task's first read of a chain."""
@@ -296,11 +277,11 @@ class RpcBackend:
     def _ask_plain(self, chain: _Chain, reader: _Reader, params: Params) -> None:
         method = reader.request.operation
         known = READ_METHODS.get(method)
-        body = question_body(method, bytes(params.params))
+        body = question_body(method, params.params)
         if known is None:
             self._ask_writing(chain, reader, body)
             return
-        immutable = known.immutable or (known.pin is not Pin.NONE and b'"blockHash"' in body)
+        immutable = known.immutable or (known.pin is not _NO_PIN and body.find(b'"blockHash"') >= 0)
         self._ask(chain, reader, body, method, cached=immutable, block_known=False)
 
     def _ask_at(
@@ -324,6 +305,7 @@ class RpcBackend:
         what = f"{reader.request.operation} at block {block.name}"
         # By number alone means final: such an answer holds for ever.
         disk = reader.task.disk if block.hash is None else None
+        by_height = block.hash is not None and READ_METHODS[method].pin is Pin.NUMBER
         self._ask(
             chain,
             reader,
@@ -333,6 +315,8 @@ class RpcBackend:
             block_known=block.known,
             disk=disk,
             params=placed,
+            height=block.number,
+            verified=block if by_height else None,
         )
 
     def _ask(
@@ -346,17 +330,21 @@ class RpcBackend:
         block_known: bool,
         disk: TaskDisk | None = None,
         params: bytes = b"",
+        height: int | None = None,
+        verified: BlockRef | None = None,
     ) -> None:
         """A read: from the cache, joined to one on its way, from disk (by ``params``), or asked."""
         task = reader.task
+        # Tasks may have pinned different blocks of one height.
+        key = body if verified is None else b"%b %b" % (body, (verified.hash or "").encode())
         cache = task.cache if cached else None
         if cache is not None:
-            result = cache.get(body)
+            result = cache.get(key)
             if result is not None:
                 task.counters.cache_hits += 1
                 self._end(reader, result, None)
                 return
-        shared = chain.inflight.get(body)
+        shared = chain.inflight.get(key)
         if shared is not None:
             task.counters.merged += 1
             self._join(reader, shared)
@@ -368,13 +356,19 @@ class RpcBackend:
             counters=task.counters,
             done=self._answered,
             chain=chain,
+            readers=[reader],
             block_known=block_known,
             cache=cache,
             disk=disk,
+            key=key,
+            verified=None if verified is None else (task.pins, verified),
         )
+        presence = chain.multicall if shared.method == "eth_call" else None
+        if presence is not None and height is not None and presence.covers(height, task.ask):
+            shared.ride = ride_of(params)
+        reader.question = shared
         if chain.config.merge_reads:
-            chain.inflight[body] = shared
-        self._join(reader, shared)
+            chain.inflight[key] = shared
         if disk is None:
             chain.link.ask(shared, reader.arrived_at)
         else:
@@ -403,6 +397,7 @@ class RpcBackend:
             done=self._written,
             chain=chain,
             is_read=False,
+            key=body,
         )
         self._join(reader, shared)
         chain.link.ask(shared, monotonic())
@@ -434,14 +429,26 @@ class RpcBackend:
 
     def _close_to_joiners(self, shared: _SharedQuestion) -> None:
         inflight = shared.chain.inflight
-        if inflight.get(shared.body) is shared:
-            del inflight[shared.body]
+        if inflight.get(shared.key) is shared:
+            del inflight[shared.key]
 
     def _answered(self, question: Question, result: bytes | None, error: WireError | None) -> None:
         assert isinstance(question, _SharedQuestion), "own questions are answered to the pins"
+        if question.verified is None or result is None:
+            self._hand_out(question, result, error)
+            return
+        pins, block = question.verified
+        pins.verify(
+            block, lambda gone: self._hand_out(question, result if gone is None else None, gone)
+        )
+
+    def _hand_out(
+        self, question: _SharedQuestion, result: bytes | None, error: WireError | None
+    ) -> None:
+        """The answer is settled: keep it, and end those who wait for it."""
         self._close_to_joiners(question)
         if question.cache is not None and result is not None and result != NULL:
-            question.cache.put(question.body, result)
+            question.cache.put(question.key, result)
         if (
             question.disk_key
             and question.disk is not None

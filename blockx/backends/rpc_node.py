@@ -4,7 +4,7 @@ io thread only. A ``Question`` is one JSON-RPC request, asked for one or many re
 
 - Questions leave in RPC batches of at most ``batch_max`` members and ``POST_BYTES_MAX`` bytes, within the
   limits of the url that ``rpc_urls`` chose. With no post on its way they leave at the end of the loop turn;
-  otherwise they wait for company: at most ``LINGER_S``, and only while more keeps coming.
+  otherwise fewer than ``LINGER_BELOW`` wait for company: at most ``LINGER_S``, and only while more keeps coming.
 - A question that may change something (not in ``READ_METHODS``) leaves alone, on a connection of its own (a
   kept one may just be closing), and is never sent twice; only when the connection could not be made, so that
   nothing was sent, it is tried again.
@@ -14,6 +14,9 @@ io thread only. A ``Question`` is one JSON-RPC request, asked for one or many re
 - A batch answered by one error is not an answer: the url's batch limit shrinks (to the number in the text if
   there is one, else by half), the members are asked again. A missing or malformed member, an answer too big,
   and any failure of one of our own questions is asked again alone, once.
+- With ``multicall_max``, calls that may ride (``Question.ride``) leave in groups, each one member of a batch.
+  What fails, a group or a call inside it, is asked again singly; after a group that failed as a whole for
+  itself, groups are half as large.
 - "Block unknown" for a block that we know to exist (a node behind a balancer that lags) is asked again
   ``LAG_PAUSES_S`` times.
 
@@ -32,7 +35,8 @@ from typing import Any, Final
 import msgspec
 
 from blockx.backends.http_client import HttpAnswer, HttpTrouble
-from blockx.backends.rpc_urls import PAUSE_MAX_S, ChainUrls, NodeUrl, UrlHealth
+from blockx.backends.rpc_multicall import CALLDATA_BYTES_MAX, Ride, group_params, group_results
+from blockx.backends.rpc_urls import PAUSE_MAX_S, Allowance, ChainUrls, NodeUrl, UrlHealth
 from blockx.backends.rpc_wire import (
     NULL,
     TOO_BIG,
@@ -41,6 +45,7 @@ from blockx.backends.rpc_wire import (
     NoJsonError,
     member,
     parse_body,
+    question_body,
     read_error,
     shorten,
     wire_error,
@@ -54,6 +59,9 @@ LINGER_S = 0.002
 """Longest a question waits for company while a post is on its way."""
 LINGER_STEP_S = 0.001
 """If nothing came for so long, nothing is waited for."""
+LINGER_BELOW = 32
+"""So many leave at once: a post costs about 150 us here and there, so more company would save each of them less
+than 5 us of work, for a millisecond more of waiting."""
 POST_BYTES_MAX = 1024 * 1024
 """Bytes of one RPC batch (many nodes refuse 2 MB); a single bigger question leaves alone."""
 ANSWER_BYTES_MAX = 96 * 1024 * 1024
@@ -68,6 +76,8 @@ STATED_LIMIT = re.compile(
 
 RETRIED = (ErrorKind.THROTTLED, ErrorKind.UNAVAILABLE)
 """Kinds that are retried inside the read."""
+_OF_THE_BLOCK: Final = (ErrorKind.BLOCK_UNKNOWN, ErrorKind.STATE_PRUNED)
+"""Kinds that say nothing of the size of a group."""
 
 monotonic: Final = time.monotonic
 """The clock of all times here. Not the loop's: uvloop's stands still within a turn and counts milliseconds."""
@@ -86,6 +96,8 @@ class Counters:
     cache_hits: int = 0
     retries: int = 0
     """Requests that were sent again."""
+    multicalled: int = 0
+    """Calls that left with others in one request."""
 
 
 Done = Callable[["Question", bytes | None, WireError | None], None]
@@ -109,6 +121,8 @@ class Question(msgspec.Struct, eq=False, kw_only=True):
     """Must leave as a single request."""
     asked_alone: bool = False
     """The one repeat alone is used up."""
+    ride: Ride | None = None
+    """How it leaves with others as one call; None: singly."""
     tries: int = 0
     lags: int = 0
     failed_at: float = 0.0
@@ -131,6 +145,32 @@ class Question(msgspec.Struct, eq=False, kw_only=True):
         return self.flown_s + (now - self.sent_at if self.sent_at else 0.0)
 
 
+class _Group(msgspec.Struct, eq=False):
+    """Calls that leave as one request."""
+
+    riders: list[Question]
+    calldata_bytes: int
+
+    @property
+    def body(self) -> bytes:
+        """The request, as ``Question.body``."""
+        rides = [rider.ride for rider in self.riders if rider.ride is not None]
+        return question_body("eth_call", group_params(rides))
+
+    def count(self) -> None:
+        """It is sent: one request of each task that has a call in it."""
+        tasks = {}
+        for rider in self.riders:
+            rider.counters.multicalled += 1
+            tasks[id(rider.counters)] = rider.counters
+        for counters in tasks.values():
+            counters.requests += 1
+
+
+_Member = Question | _Group
+"""One JSON-RPC request of a post."""
+
+
 @dataclass(slots=True)
 class _Failure:
     """A whole post that failed."""
@@ -149,7 +189,9 @@ class _Post:
     """One HTTP request on its way. The members have the ids from ``first_id`` on, in their order."""
 
     url: NodeUrl
+    members: list[_Member]
     questions: list[Question]
+    """Those of all members."""
     sent_at: float
     first_id: int
     ended_at: float = 0.0
@@ -162,6 +204,8 @@ class NodeLink:
     chain: str
     config: RpcBackendConfig
     io_wait_max_s: float
+    posts: Allowance
+    """Of all chains together."""
     on_sent: Callable[[Sequence[Question], float], None]
     """Called when questions leave together (their clocks of charged time start), with the time. The sequence
     is emptied when they are no longer on their way."""
@@ -173,12 +217,15 @@ class NodeLink:
     _looked_at: float = 0.0
     _looked_length: int = 0
     _ids: int = 1
+    _group_max: int = field(init=False)
+    """Calls of one group."""
     _down_since: float = 0.0
     """Since when no url has given an answer; 0: the last post was answered."""
     _is_closed: bool = False
 
     def __post_init__(self) -> None:
-        self._urls = ChainUrls(self.chain, self.config, ANSWER_BYTES_MAX)
+        self._urls = ChainUrls(self.chain, self.config, ANSWER_BYTES_MAX, self.posts)
+        self._group_max = self.config.multicall_max
 
     def health(self) -> Sequence[UrlHealth]:
         """How each url fares."""
@@ -244,7 +291,7 @@ class NodeLink:
         """Whether the head should wait for company: not for long, and only while more keeps coming."""
         # Our own questions and writes are at the head or alone: company would not help them.
         head, length = self._queue[0], len(self._queue)
-        if not url.inflight or head.alone or head.own or length >= url.limit:
+        if not url.inflight or head.alone or head.own or length >= min(url.limit, LINGER_BELOW):
             return False
         if now - head.queued_at >= LINGER_S - 0.0001:  # timers may fire a hair early
             return False
@@ -271,28 +318,56 @@ class NodeLink:
         self._queue.clear()
         return taken
 
-    def _take(self, room: int) -> list[Question]:
+    def _take(self, room: int) -> list[_Member]:
         """Members of the next post from the head of the queue; the head itself is not dropped."""
-        queue = self._queue
-        taken = [queue.popleft()]
-        if taken[0].alone:
-            return taken
-        size = len(taken[0].body)
-        while queue and len(taken) < room:
+        queue, size = self._queue, 0
+        taken: list[_Member] = []
+        groups: dict[bytes, _Group] = {}
+        while queue:
             head = queue[0]
-            size += len(head.body) + 40
-            if head.alone or size > POST_BYTES_MAX:
+            if head.dropped:
+                queue.popleft()
+                continue
+            ride = head.ride if self._group_max > 1 else None
+            group = self._group_for(ride, groups) if ride is not None else None
+            size += len(head.body) + 40 if ride is None else 2 * ride.calldata_bytes
+            is_full = size > POST_BYTES_MAX or (group is None and len(taken) >= room)
+            if taken and (is_full or head.alone):
                 break
             queue.popleft()
-            if not head.dropped:
+            if ride is None:
                 taken.append(head)
+            elif group is None:
+                groups[ride.block] = group = _Group([head], ride.calldata_bytes)
+                taken.append(group)
+            else:
+                group.riders.append(head)
+                group.calldata_bytes += ride.calldata_bytes
+            if head.alone:
+                break
+        if groups:
+            return [_simplest(member) for member in taken]
         return taken
 
-    def _send(self, url: NodeUrl, questions: list[Question], now: float) -> None:
+    def _group_for(self, ride: Ride, groups: dict[bytes, _Group]) -> _Group | None:
+        """The group of this post with room for one more call."""
+        group = groups.get(ride.block)
+        if group is None or len(group.riders) >= self._group_max:
+            return None
+        return group if group.calldata_bytes + ride.calldata_bytes <= CALLDATA_BYTES_MAX else None
+
+    def _send(self, url: NodeUrl, members: list[_Member], now: float) -> None:
         tasks: dict[int, Counters] = {}
+        questions: list[Question] = []
+        for entry in members:
+            if isinstance(entry, _Group):
+                questions += entry.riders
+                entry.count()
+            else:
+                questions.append(entry)
+                entry.counters.requests += 1
         for question in questions:
             counters = question.counters
-            counters.requests += 1
             if question.tries:
                 counters.retries += 1
             question.tries += 1
@@ -301,12 +376,12 @@ class NodeLink:
         for counters in tasks.values():
             counters.posts += 1
         self.on_sent(questions, now)
-        url.sent(len(questions))
+        url.sent(len(members))
         first_id = self._ids
-        self._ids += len(questions)
-        members = [member(id_, question.body) for id_, question in enumerate(questions, first_id)]
-        body = members[0] if len(members) == 1 else b"[%b]" % b",".join(members)
-        post = _Post(url, questions, now, first_id)
+        self._ids += len(members)
+        bodies = [member(id_, entry.body) for id_, entry in enumerate(members, first_id)]
+        body = bodies[0] if len(bodies) == 1 else b"[%b]" % b",".join(bodies)
+        post = _Post(url, members, questions, now, first_id)
         url.client.post(body, partial(self._post_ended, post), may_repeat=questions[0].is_read)
 
     # ---- one post --------------------------------------------------------------------------------
@@ -338,7 +413,7 @@ class NodeLink:
     # ---- what came back --------------------------------------------------------------------------
 
     def _post_answered(self, post: _Post, outcome: Answer | list[Answer]) -> None:
-        if len(post.questions) == 1:
+        if len(post.members) == 1:
             self._single_answered(post, outcome)
         elif not isinstance(outcome, list):
             self._batch_refused(post, outcome)
@@ -348,37 +423,40 @@ class NodeLink:
             self._batch_answered(post, outcome)
 
     def _single_answered(self, post: _Post, outcome: Answer | list[Answer]) -> None:
-        question = post.questions[0]
+        asked = post.members[0]
         if isinstance(outcome, list) and len(outcome) == 1:
             outcome = outcome[0]
         if isinstance(outcome, list):
-            self._malformed(post, question, f"{len(outcome)} answers to one request")
+            self._malformed(post, asked, f"{len(outcome)} answers to one request")
         elif _number(outcome.id) == post.first_id or outcome.failed:  # an error's id may be null
-            self._member_answered(post, question, outcome)
+            self._member_answered(post, asked, outcome)
         else:
-            self._malformed(post, question, "JSON that is no answer to the request")
+            self._malformed(post, asked, "JSON that is no answer to the request")
 
     def _batch_answered(self, post: _Post, answers: list[Answer]) -> None:
-        waiting: list[Question | None] = list(post.questions)
+        waiting: list[_Member | None] = list(post.members)
         first_id, size = post.first_id, len(waiting)
         served = False
         for answer in answers:
             index = _number(answer.id) - first_id
-            question = waiting[index] if 0 <= index < size else None
-            if question is None:  # one that nobody asked for, or once more
+            asked = waiting[index] if 0 <= index < size else None
+            if asked is None:  # one that nobody asked for, or once more
                 continue
             waiting[index] = None
             result = bytes(answer.result)
-            if not result or result == NULL or len(result) > RESULT_BYTES_MAX or len(answer.error):
-                self._member_answered(post, question, answer)
+            odd = (
+                not result or result == NULL or len(result) > RESULT_BYTES_MAX or len(answer.error)
+            )
+            if odd or isinstance(asked, _Group):
+                self._member_answered(post, asked, answer)
                 continue
             if not served:  # the usual case, here and not in ``_member_answered``: it is hot
                 served = True
                 self._url_answered(post)
-            self._end(question, result, None)
-        for question in waiting:
-            if question is not None:
-                self._malformed(post, question, "the batch's answer left it out")
+            self._end(asked, result, None)
+        for asked in waiting:
+            if asked is not None:
+                self._malformed(post, asked, "the batch's answer left it out")
 
     def _batch_refused(self, post: _Post, answer: Answer) -> None:
         """The whole batch was answered by one error, or by something else."""
@@ -396,9 +474,13 @@ class NodeLink:
     def _lower_limit(self, post: _Post, text: str) -> None:
         stated = STATED_LIMIT.search(text)
         number = int(stated.group(1)) if stated else 0
-        self._urls.lower_limit(post.url, len(post.questions), number, post.ended_at)
+        self._urls.lower_limit(post.url, len(post.members), number, post.ended_at)
 
-    def _member_answered(self, post: _Post, question: Question, answer: Answer) -> None:
+    def _member_answered(self, post: _Post, asked: _Member, answer: Answer) -> None:
+        if isinstance(asked, _Group):
+            self._group_answered(post, asked, answer)
+            return
+        question = asked
         if answer.failed:
             self._member_failed(post, question, read_error(bytes(answer.error)))
             return
@@ -434,12 +516,52 @@ class NodeLink:
             return
         failed = wire_error(error, question.what, f"chain {self.chain}, node {post.url.shown}")
         too_big = kind is ErrorKind.IO_ERROR and TOO_BIG.search(error.text)
-        if question.own or (too_big and len(post.questions) > 1):
+        if question.own or (too_big and len(post.members) > 1):
             self._repeat_alone_or(question, failed)
         else:
             self._end(question, None, failed)
 
-    def _malformed(self, post: _Post, question: Question, text: str) -> None:
+    def _group_answered(self, post: _Post, group: _Group, answer: Answer) -> None:
+        if answer.failed:
+            error = read_error(bytes(answer.error))
+            kind = error.kind()
+            if kind in RETRIED:
+                failure = _Failure(kind, error.text)
+                self._rest(post, failure)
+                for rider in group.riders:
+                    self._retry_later(post, rider, failure)
+                return
+            self._url_answered(post)
+            self._dissolve(group, shrink=kind not in _OF_THE_BLOCK)
+            return
+        self._url_answered(post)
+        results = group_results(bytes(answer.result), len(group.riders))
+        if results is None:
+            self._dissolve(group, shrink=True)
+            return
+        failed = []
+        for rider, result in zip(group.riders, results, strict=True):
+            if result is None or len(result) > RESULT_BYTES_MAX:
+                rider.ride = None
+                failed.append(rider)
+            else:
+                self._end(rider, result, None)
+        if failed:
+            self._requeue(failed)
+
+    def _dissolve(self, group: _Group, *, shrink: bool) -> None:
+        """Ask the calls of a group again singly; ``shrink``: it may have been too much for one request."""
+        if shrink:
+            self._group_max = min(self._group_max, max(1, len(group.riders) // 2))
+        for rider in group.riders:
+            rider.ride = None
+        self._requeue(group.riders)
+
+    def _malformed(self, post: _Post, asked: _Member, text: str) -> None:
+        if isinstance(asked, _Group):
+            self._dissolve(asked, shrink=True)
+            return
+        question = asked
         error = WireError(kind=ErrorKind.MALFORMED, message=self._say(question, text, post.url))
         self._repeat_alone_or(question, error)
 
@@ -467,7 +589,7 @@ class NodeLink:
     # ---- failures of a post ----------------------------------------------------------------------
 
     def _post_failed(self, post: _Post, failure: _Failure) -> None:
-        if failure.too_big and len(post.questions) > 1:
+        if failure.too_big and len(post.members) > 1:
             self._lower_limit(post, "")
             self._requeue(post.questions)
             return
@@ -475,8 +597,14 @@ class NodeLink:
             self._down_since = post.ended_at
         if failure.kind in RETRIED or len(self._urls.all) > 1:
             self._rest(post, failure)
-        for question in post.questions:
-            self._retry_later(post, question, failure)
+        for asked in post.members:
+            if not isinstance(asked, _Group):
+                self._retry_later(post, asked, failure)
+            elif failure.kind in RETRIED:
+                for rider in asked.riders:
+                    self._retry_later(post, rider, failure)
+            else:
+                self._dissolve(asked, shrink=failure.too_big)
 
     def _rest(self, post: _Post, failure: _Failure) -> None:
         self._urls.failed(
@@ -496,6 +624,8 @@ class NodeLink:
         now = post.ended_at
         question.failed_at = question.failed_at or now
         question.avoid = post.url
+        if failure.kind is not ErrorKind.THROTTLED:
+            question.ride = None  # perhaps it was the group that took too long
         since = min(question.failed_at, self._down_since or question.failed_at)
         wakes = max(now, min(url.paused_until for url in self._urls.all))
         # An url that refuses it otherwise (a wrong token): each of the others gets one chance.
@@ -538,6 +668,13 @@ class NodeLink:
         if self._timer is not None:
             self._timer.cancel()
         self._urls.close()
+
+
+def _simplest(asked: _Member) -> _Member:
+    """A group of one call is that call."""
+    if isinstance(asked, _Group) and len(asked.riders) == 1:
+        return asked.riders[0]
+    return asked
 
 
 def _read_outcome(outcome: HttpAnswer | HttpTrouble) -> Answer | list[Answer] | _Failure:

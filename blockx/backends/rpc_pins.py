@@ -1,7 +1,8 @@
 """Which block a task reads: heights become hashes where a reorganisation could still change them.
 
 io thread only; one ``TaskPins`` a task and chain. Rules of the design, section 7: heights above the node's
-finalised block are pinned by hash, older ones are read by number; ``latest`` is pinned once a task, by hash;
+finalised block are pinned by hash, older ones are read by number; after a read that takes a height alone the
+hash is compared; ``latest`` is pinned once a task, by hash;
 the finalised height is asked once a task, at the first read that names a height; if the node knows none,
 every height is pinned by hash. A null or failed answer is never remembered, so a block that is not there yet
 may be there at the next read.
@@ -102,11 +103,31 @@ class TaskPins:
     def restore(self, pins: Mapping[str, Any]) -> None:
         """Begin with what an earlier run of the task pinned; a height is a key as text."""
         for block, known in pins.items():
-            if block == "finalized":
-                self._finalised = int(known)
-                continue
             ref = BlockRef(int(known[0]), str(known[1]), known=True, name=str(known[0]))
-            self._keep(block if block == "latest" else ref.number, ref)
+            if block == "finalized":
+                self._finalised = ref.number
+                self.final = (int(known[0]), str(known[1]))
+            else:
+                self._keep(block if block == "latest" else ref.number, ref)
+
+    def verify(self, block: BlockRef, then: Callable[[WireError | None], None]) -> None:
+        """After a read that named a pinned block by its height alone: is that height still this block?
+
+        ``then`` gets None, or why the answer cannot be used. What it cannot see is a node that had another
+        block for a moment, or one behind the same url that answers the read and not this.
+        """
+        number = block.number
+        assert number is not None, "read by its height"
+
+        def answered(result: bytes | None, error: WireError | None) -> None:
+            now = error or self._read(number, result or NULL, _decode_header)
+            if isinstance(now, BlockRef) and now.hash != block.hash:
+                text = f"block {number} of chain {self._chain} was replaced while the task ran"
+                now = WireError(kind=ErrorKind.BLOCK_UNKNOWN, message=text)
+            then(None if isinstance(now, BlockRef) else now)
+
+        params = b'["%s",false]' % hex(number).encode()
+        self._ask("eth_getBlockByNumber", params, f"hash of block {number}", answered)
 
     # ---- heights ---------------------------------------------------------------------------------
 
@@ -210,8 +231,8 @@ class TaskPins:
     def _tell(self, block: int | str, header: BlockRef | None) -> None:
         if self._on_pins is None:
             return
-        if block == "finalized":
-            self._on_pins({"finalized": -1 if header is None else header.number})
+        if block == "finalized" and header is None:
+            self._on_pins({"finalized": [-1, ""]})
         elif header is not None:
             self._on_pins({str(block): [header.number, header.hash]})
 

@@ -5,7 +5,8 @@ io thread only; pure but for one log line: times are handed in, nothing is sent 
 - *Order*: without weights the first url that serves takes everything. With weights (``per_url``) those that
   have one share the requests in that proportion, and those without are a reserve for when none of them serves.
 - *Limits*: at most ``posts_max`` posts on their way to an url and, with ``requests_per_s``, so many JSON-RPC
-  requests; a quarter of a second's worth may leave at once. What does not fit waits.
+  requests; a quarter of a second's worth may leave at once. All urls of all chains share the posts of
+  ``rpc_posts_per_s``. What does not fit waits.
 - *Health*: a failing url rests, each time twice as long. After ``OPEN_AFTER`` failures in a row its circuit is
   open: when its rest is over, one request alone is let through (half open), and only an answer to that one
   closes the circuit. Meanwhile the others serve.
@@ -34,6 +35,8 @@ LIMIT_GROWS_S: Final = 60.0
 """A batch limit that was guessed (not told by the node) doubles again after this long."""
 BURST_S: Final = 0.25
 """How much of ``requests_per_s`` may leave at once."""
+POSTS_BURST_S: Final = 0.005
+"""How much of ``rpc_posts_per_s`` may leave at once: no more than keeps the io thread busy for a moment."""
 LATENCY_WEIGHT: Final = 0.1
 """Of the newest answer in the smoothed latency."""
 
@@ -54,6 +57,38 @@ class UrlHealth(NamedTuple):
     last_error: str
 
 
+@dataclass(slots=True)
+class Allowance:
+    """So many a second, and ``burst_s`` seconds' worth of them at once. ``per_s`` 0: no limit."""
+
+    per_s: int
+    burst_s: float = BURST_S
+    _left: float = 0.0
+    _filled_at: float = 0.0
+
+    def room(self, now: float, wanted: int) -> int:
+        """How many may leave now, of ``wanted``; 0: none before ``ready_at``."""
+        if not self.per_s:
+            return wanted
+        burst = max(1.0, self.per_s * self.burst_s)
+        self._left = min(burst, self._left + (now - self._filled_at) * self.per_s)
+        self._filled_at = now
+        allowed = int(self._left + 1e-6)
+        # Rather a batch a little later than a request at a time.
+        return min(wanted, allowed) if allowed >= min(wanted, int(burst)) else 0
+
+    def ready_at(self, now: float, wanted: int) -> float:
+        """When ``room`` will not be 0."""
+        if not self.per_s:
+            return now
+        need = min(wanted, max(1, int(self.per_s * self.burst_s)))
+        return now + max(0.0, need - self._left) / self.per_s
+
+    def take(self, count: int) -> None:
+        """They left."""
+        self._left -= count
+
+
 @dataclass(slots=True, eq=False)
 class NodeUrl:
     """One url and what is known of it."""
@@ -65,6 +100,9 @@ class NodeUrl:
     limit: int
     """Members of a batch; at most ``limit_max``."""
     limit_max: int
+    requests: Allowance
+    posts: Allowance
+    """Shared with every other url of the io thread."""
     limit_stated: bool = False
     limit_since: float = 0.0
     inflight: int = 0
@@ -75,9 +113,6 @@ class NodeUrl:
     last_kind: ErrorKind = ErrorKind.UNAVAILABLE
     share: float = 0.0
     """Requests served, divided by the weight: the smallest goes next."""
-    allowance: float = 0.0
-    """Requests that may leave now, of ``requests_per_s``."""
-    allowance_at: float = 0.0
     latency_s: float = 0.0
 
     @property
@@ -92,27 +127,20 @@ class NodeUrl:
 
     def room(self, now: float, wanted: int) -> int:
         """Requests that may leave for it now, of ``wanted``; 0: none before ``ready_at``."""
-        room = 1 if self.is_open else min(wanted, self.limit)
-        rate = self.settings.requests_per_s
-        if not rate:
-            return room
-        burst = max(1.0, rate * BURST_S)
-        self.allowance = min(burst, self.allowance + (now - self.allowance_at) * rate)
-        self.allowance_at = now
-        allowed = int(self.allowance + 1e-6)
-        # Rather a batch a little later than a request at a time.
-        return min(room, allowed) if allowed >= min(room, int(burst)) else 0
+        if not self.posts.room(now, 1):
+            return 0
+        return self.requests.room(now, 1 if self.is_open else min(wanted, self.limit))
 
     def ready_at(self, now: float, wanted: int) -> float:
         """When ``room`` will not be 0."""
-        rate = self.settings.requests_per_s
-        need = min(wanted, self.limit, max(1, int(rate * BURST_S)))
-        return now + max(0.0, need - self.allowance) / rate
+        requests_at = self.requests.ready_at(now, min(wanted, self.limit))
+        return max(requests_at, self.posts.ready_at(now, wanted))
 
     def sent(self, members: int) -> None:
         """A post left with so many requests."""
         self.inflight += 1
-        self.allowance -= members
+        self.requests.take(members)
+        self.posts.take(1)
         if self.settings.weight:
             self.share += members / self.settings.weight
 
@@ -124,6 +152,7 @@ class ChainUrls:
     chain: str
     config: RpcBackendConfig
     body_bytes_max: int
+    posts: Allowance
     all: list[NodeUrl] = field(default_factory=list)
     secrets: Secrets = field(init=False)
     """Of all its urls: a node may answer with them."""
@@ -141,7 +170,9 @@ class ChainUrls:
             url, timeout_s=config.timeout_ms / 1_000, body_bytes_max=self.body_bytes_max
         )
         posts_max = settings.posts_max or config.posts_max
-        return NodeUrl(redact_url(url), client, settings, posts_max, limit, limit)
+        requests = Allowance(settings.requests_per_s)
+        shown = redact_url(url)
+        return NodeUrl(shown, client, settings, posts_max, limit, limit, requests, self.posts)
 
     def choose(self, now: float, avoid: NodeUrl | None) -> NodeUrl | None:
         """The url of the next post, rather another than ``avoid``; it may have no free slot just now.

@@ -36,7 +36,7 @@ class Pin(enum.Enum):
     SWAP = "a sister method takes the hash in the place of the number"
     HASH = "the hash itself in the place of the number"
     FILTER = "blockHash in the filter object"
-    NUMBER = "by number only: such a read above the finalised block is not protected from a reorganisation"
+    NUMBER = "by number only: above the finalised block the hash is compared after the answer"
 
 
 class ReadMethod(NamedTuple):
@@ -166,7 +166,7 @@ def _head(method: str) -> bytes:
 _HEADS: Final = {method: _head(method) for method in READ_METHODS}
 
 
-def question_body(method: str, params: bytes) -> bytes:
+def question_body(method: str, params: bytes | Raw) -> bytes:
     """A request's body from its method on; ``member`` puts the id before it."""
     return b"%b%b}" % (_HEADS.get(method) or _head(method), params)
 

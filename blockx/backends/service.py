@@ -20,12 +20,13 @@ from blockx.backends.blockdb import MixedTables
 from blockx.backends.capabilities import make_capability
 from blockx.backends.http_backend import HttpBackend
 from blockx.backends.memory import MemoryTables
+from blockx.backends.postgres_place import place_of
 from blockx.backends.read_cache import ReadCache
 from blockx.backends.replies import failed, named
 from blockx.backends.rpc import RpcBackend
 from blockx.backends.scope import Backend, IoReply, IoRequest
 from blockx.backends.tables import SqliteTables
-from blockx.config import LoadedConfig
+from blockx.config import LoadedConfig, is_table_server
 from blockx.errors import ErrorKind
 
 WAITING_REQUESTS_MAX = 262_144
@@ -135,7 +136,7 @@ class IoService:
     # ---- io thread -------------------------------------------------------------------------------
 
     def _run(self, ready: concurrent.futures.Future[None]) -> None:
-        loop = _new_loop()
+        loop = new_loop()
         asyncio.set_event_loop(loop)
         try:
             try:
@@ -218,22 +219,12 @@ def build_backends(loaded: LoadedConfig) -> dict[str, Backend]:
     if config.rpc:
         cache = config.read_cache
         disk = ReadCache(loaded.resolve(cache.path), cache.max_bytes) if cache.path else None
-        backends["rpc"] = RpcBackend(config.rpc, loaded.config.run.io_wait_max_ms, disk)
-    memory = MemoryTables(
-        {name: loaded.resolve(path) for name, path in config.blockdb.memory.items()}
-    )
-    store = SqliteTables(
-        loaded.resolve(config.blockdb.path),
-        {name: table.key for name, table in config.blockdb.tables.items()},
-        loaded.config.run.io_wait_max_ms,
-        coalesce=config.blockdb.coalesce,
-    )
-    if config.blockdb.memory and config.blockdb.path:
-        backends["blockdb"] = MixedTables(memory, store, config.blockdb.memory)
-    elif config.blockdb.memory:
-        backends["blockdb"] = memory
-    elif config.blockdb.path:
-        backends["blockdb"] = store
+        backends["rpc"] = RpcBackend(
+            config.rpc, loaded.config.run.io_wait_max_ms, disk, config.rpc_posts_per_s
+        )
+    tables = build_tables(loaded)
+    if tables is not None:
+        backends["blockdb"] = tables
     if config.http.hosts:
         backends["http"] = HttpBackend(config.http, loaded.config.run.io_wait_max_ms)
     for name, service in config.capabilities.items():
@@ -241,17 +232,48 @@ def build_backends(loaded: LoadedConfig) -> dict[str, Backend]:
     return backends
 
 
+def build_tables(loaded: LoadedConfig) -> Backend | None:
+    """The backend ``blockdb`` that the configuration names; opens nothing. Raises UsageError."""
+    config = loaded.config.backends.blockdb
+    store = _build_store(loaded)
+    if not config.memory:
+        return store
+    memory = MemoryTables({name: loaded.resolve(path) for name, path in config.memory.items()})
+    return memory if store is None else MixedTables(memory, store, config.memory)
+
+
+def _build_store(loaded: LoadedConfig) -> Backend | None:
+    """Packages of a store elsewhere are extras: only those who use it load them."""
+    config, wait_ms = loaded.config.backends.blockdb, loaded.config.run.io_wait_max_ms
+    declared = {name: table.key for name, table in config.tables.items()}
+    if is_table_server(config.url):
+        from blockx.backends.grpc_tables import GrpcTables
+
+        scheme, _, target = config.url.partition("://")
+        return GrpcTables(target, wait_ms, tls=scheme == "grpcs", coalesce=config.coalesce)
+    if config.url:
+        place = place_of(config)
+        from blockx.backends.postgres_tables import PostgresTables
+
+        return PostgresTables(place, declared, wait_ms, coalesce=config.coalesce)
+    if config.path:
+        path = loaded.resolve(config.path)
+        return SqliteTables(path, declared, wait_ms, coalesce=config.coalesce)
+    return None
+
+
 def _unknown_backend(name: str, configured: list[str]) -> str:
     there = named(configured, "none is configured")
     how = {
-        "blockdb": "; add backends.blockdb.path (a SQLite file) to config.yaml",
+        "blockdb": "; add backends.blockdb.path (a SQLite file) or .url (PostgreSQL) to config.yaml",
         "http": "; add the hosts that may be reached under backends.http.hosts to config.yaml",
         "rpc": "; add a chain with its urls under backends.rpc to config.yaml",
     }.get(name, "")
     return f"backend {name!r} is not configured{how} (configured: {there})"
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
+def new_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's where it is installed: half the CPU of a request."""
     try:
         import uvloop  # type: ignore[import-not-found, unused-ignore]  # the extra `fast`
     except ImportError:

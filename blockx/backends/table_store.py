@@ -12,24 +12,17 @@ the store, named alike, so that any SQLite tool can read it:
 The catalogue is the table ``blockx_tables``. Key columns never change once they are in it.
 """
 
-import enum
-import math
-import re
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 
-from blockx.backends.keys import check_key_names, key_text
 from blockx.backends.replies import ReadFailedError
+from blockx.backends.table_rows import Kind, Moment, TableInfo, Version
 from blockx.errors import ErrorKind
-from blockx.ipc import exact_json
 
 FORMAT = 1
 """``PRAGMA user_version`` of files that this code writes."""
-BLOCK_MAX = 2**63 - 1
 KEYS_A_QUERY = 64
 """Keys of one SELECT of ``get_many``."""
 FEW_KEYS = 8
@@ -37,7 +30,6 @@ FEW_KEYS = 8
 CACHE_KIB = 64 * 1024
 """Page cache of one connection."""
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
 _CATALOGUE = """
 CREATE TABLE IF NOT EXISTS blockx_tables(
     name TEXT PRIMARY KEY COLLATE NOCASE,
@@ -48,43 +40,11 @@ CREATE TABLE IF NOT EXISTS blockx_tables(
 """
 
 
-class Kind(enum.StrEnum):
-    """What a table holds."""
-
-    TABLE = "table"
-    BLOCK = "block"
-    TIME = "time"
-
-
 _COLUMNS = {
     Kind.TABLE: "key TEXT PRIMARY KEY, row TEXT NOT NULL",
     Kind.BLOCK: "key TEXT, block INTEGER, state TEXT NOT NULL, PRIMARY KEY(key, block)",
     Kind.TIME: "key TEXT, at, row TEXT NOT NULL, PRIMARY KEY(key, at)",
 }
-SDK_CLASS = {Kind.TABLE: "Table", Kind.BLOCK: "BlockTable", Kind.TIME: "TimeTable"}
-
-
-class TableInfo(NamedTuple):
-    """One line of the catalogue."""
-
-    name: str
-    kind: Kind
-    key: tuple[str, ...]
-    clock: str
-    """``number`` or ``text`` for a time table, else empty."""
-
-    @property
-    def sql_name(self) -> str:
-        """Quoted; the characters of a name are checked when it is made."""
-        return f'"{self.name}"'
-
-
-class Version(NamedTuple):
-    """One row to write: ``at`` is None, a block or a moment, by the table's kind."""
-
-    key: bytes
-    at: int | float | str | None
-    row: bytes
 
 
 # ---- connections ---------------------------------------------------------------------------------
@@ -197,156 +157,17 @@ def read_catalogue(db: sqlite3.Connection) -> dict[str, TableInfo]:
     if not db.execute("SELECT 1 FROM sqlite_master WHERE name='blockx_tables'").fetchone():
         return {}
     rows = db.execute("SELECT name, kind, key_columns, clock FROM blockx_tables")
-    return {
-        name: TableInfo(name, Kind(kind), _names(columns), clock)
-        for name, kind, columns, clock in rows
-    }
+    return {row[0]: TableInfo.of(*row) for row in rows}
 
 
-def _names(columns: str) -> tuple[str, ...]:
-    names = exact_json.decode(columns)
-    assert isinstance(names, list), "written by make_table"
-    return tuple(map(str, names))
-
-
-def make_table(
-    db: sqlite3.Connection, name: str, kind: Kind, key: Iterable[str], clock: str = ""
-) -> TableInfo:
-    """Add a table, within the caller's transaction. Raises ReadFailedError for a name that cannot be."""
-    check_name(name)
-    for other in read_catalogue(db):
-        if other.lower() == name.lower():
-            text = f"tables {name} and {other} differ only in upper and lower case; rename one"
-            raise ReadFailedError(ErrorKind.IO_ERROR, text)
-    info = TableInfo(name, kind, tuple(key), clock)
-    db.execute(f"CREATE TABLE {info.sql_name}({_COLUMNS[kind]}) WITHOUT ROWID")
-    columns = exact_json.encode(list(info.key)).decode()
-    db.execute("INSERT INTO blockx_tables VALUES(?, ?, ?, ?)", (name, kind, columns, clock))
-    return info
-
-
-def check_name(name: object) -> str:
-    """A table's name. Raises ReadFailedError for one that SQLite or its tools would stumble over."""
-    reserved = ("sqlite_", "blockx_")
-    if isinstance(name, str) and _NAME.fullmatch(name) and not name.lower().startswith(reserved):
-        return name
-    raise ReadFailedError(
-        ErrorKind.IO_ERROR,
-        f"{str(name)[:140]!r} cannot be a table's name: letters, digits, `_`, `.` and `-` (128 at most), a letter "
-        "or `_` first, and not beginning with sqlite_ or blockx_",
-    )
-
-
-def check_kind(info: TableInfo, kind: Kind) -> None:
-    """Raises ReadFailedError if the table is read or written as another kind than it is."""
-    if info.kind is not kind:
-        text = f"table {info.name} is a {SDK_CLASS[info.kind]}, not a {SDK_CLASS[kind]}"
-        raise ReadFailedError(ErrorKind.IO_ERROR, text)
-
-
-def check_declared(info: TableInfo, declared: Iterable[str] | None) -> None:
-    """Raises ReadFailedError if somebody declares other key columns than the table has."""
-    if declared is not None and sorted(declared) != sorted(info.key):
-        raise ReadFailedError(
-            ErrorKind.IO_ERROR,
-            f"table {info.name} has the key {', '.join(info.key)} in the store, but "
-            f"{', '.join(declared)} is declared for it",
-        )
+def make_table(db: sqlite3.Connection, info: TableInfo) -> None:
+    """Add a table whose name was checked (``check_new_name``), within the caller's transaction."""
+    db.execute(f"CREATE TABLE {info.sql_name}({_COLUMNS[info.kind]}) WITHOUT ROWID")
+    row = (info.name, info.kind, info.key_columns, info.clock)
+    db.execute("INSERT INTO blockx_tables VALUES(?, ?, ?, ?)", row)
 
 
 # ---- rows ----------------------------------------------------------------------------------------
-
-
-def row_version(table: str, columns: tuple[str, ...], raw: bytes) -> Version:
-    """A row of kind ``table``. Raises ReadFailedError if it is no object or lacks a key column."""
-    exact_json.check_spliced(raw)
-    row = exact_json.decode(raw)
-    if not isinstance(row, dict):
-        raise ReadFailedError(ErrorKind.IO_ERROR, f"table {table}: a row must be an object")
-    missing = [column for column in columns if column not in row]
-    if missing:
-        text = f"table {table}: a row lacks {missing[0]}, which belongs to its key {', '.join(columns)}"
-        raise ReadFailedError(ErrorKind.IO_ERROR, text)
-    return Version(key_text(table, columns, {c: row[c] for c in columns}), None, raw)
-
-
-def key_fields(table: str, raw: bytes) -> tuple[str, ...]:
-    """The names of the key of a versioned row (``{"key": {…}, …}``)."""
-    return check_key_names(table, exact_json.decode(_member(table, raw, "key")))
-
-
-def state_version(table: str, columns: tuple[str, ...], raw: bytes) -> Version:
-    """A line ``{"key", "block", "state"}``. Raises ReadFailedError for any other."""
-    exact_json.check_spliced(raw)
-    key = key_text(table, columns, exact_json.decode(_member(table, raw, "key")))
-    block = check_block(table, exact_json.decode(_member(table, raw, "block")))
-    return Version(key, block, _object(table, _member(table, raw, "state"), "state"))
-
-
-def time_version(table: str, columns: tuple[str, ...], raw: bytes) -> Version:
-    """A line ``{"key", "at", "row"}``. Raises ReadFailedError for any other."""
-    exact_json.check_spliced(raw)
-    key = key_text(table, columns, exact_json.decode(_member(table, raw, "key")))
-    at = moment(table, exact_json.decode(_member(table, raw, "at")))
-    return Version(key, at, _object(table, _member(table, raw, "row"), "row"))
-
-
-def _member(table: str, raw: bytes, name: str) -> bytes:
-    try:
-        return exact_json.raw_members(raw)[name]
-    except KeyError:
-        text = f"table {table}: a line lacks {name!r}"
-        raise ReadFailedError(ErrorKind.IO_ERROR, text) from None
-    except ValueError as error:
-        text = f"table {table}: a line must be an object: {error}"
-        raise ReadFailedError(ErrorKind.IO_ERROR, text) from None
-
-
-def _object(table: str, raw: bytes, name: str) -> bytes:
-    if not isinstance(exact_json.decode(raw), dict):
-        text = f"table {table}: {name!r} must be an object"
-        raise ReadFailedError(ErrorKind.IO_ERROR, text)
-    return raw
-
-
-def check_block(table: str, block: object) -> int:
-    """A height. Raises ReadFailedError."""
-    if isinstance(block, int) and not isinstance(block, bool) and 0 <= block <= BLOCK_MAX:
-        return block
-    text = f"table {table}: a block is a whole number from 0 to 2^63 - 1, not {str(block)[:80]}"
-    raise ReadFailedError(ErrorKind.IO_ERROR, text)
-
-
-def moment(table: str, at: object) -> int | float | str:
-    """A moment as it is stored: a number as it is, RFC 3339 text in UTC. Raises ReadFailedError."""
-    if isinstance(at, str):
-        try:
-            when = datetime.fromisoformat(at)
-        except ValueError:
-            pass
-        else:
-            when = when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
-            return when.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    elif isinstance(at, float):
-        if math.isfinite(at):
-            return at
-    elif isinstance(at, int) and not isinstance(at, bool) and abs(at) <= BLOCK_MAX:
-        return at
-    text = f"table {table}: `at` is a number or RFC 3339 text, not {str(at)[:80]}"
-    raise ReadFailedError(ErrorKind.IO_ERROR, text)
-
-
-def clock_of(at: int | float | str | None) -> str:
-    """Which of the two kinds of moment it is."""
-    return "text" if isinstance(at, str) else "number"
-
-
-def check_clock(info: TableInfo, at: int | float | str | None) -> None:
-    """Raises ReadFailedError for a number in a table of texts, and the other way round."""
-    if clock_of(at) != info.clock:
-        words = {"text": "RFC 3339 texts", "number": "numbers"}
-        text = f"table {info.name} has {words[info.clock]} as `at`, not {words[clock_of(at)]}"
-        raise ReadFailedError(ErrorKind.IO_ERROR, text)
 
 
 _INSERT = {
@@ -356,24 +177,18 @@ _INSERT = {
 }
 
 
-def upsert(db: sqlite3.Connection, info: TableInfo, versions: Iterable[Version]) -> None:
-    """Write versions, within the caller's transaction; the last of equal keys stays."""
+def upsert(db: sqlite3.Connection, info: TableInfo, versions: Iterable[Version]) -> int:
+    """Write versions, within the caller's transaction; the last of equal keys stays. Returns how many."""
     sql = _INSERT[info.kind].format(info.sql_name)
     if info.kind is Kind.TABLE:
-        db.executemany(sql, ((v.key.decode(), v.row.decode()) for v in versions))
-    else:
-        db.executemany(sql, ((v.key.decode(), v.at, v.row.decode()) for v in versions))
+        return db.executemany(sql, ((v.key.decode(), v.row.decode()) for v in versions)).rowcount
+    given = ((v.key.decode(), v.at, v.row.decode()) for v in versions)
+    return db.executemany(sql, given).rowcount
 
 
-def delete(db: sqlite3.Connection, info: TableInfo, keys: Iterable[bytes]) -> None:
+def delete(db: sqlite3.Connection, info: TableInfo, keys: Iterable[str]) -> None:
     """Delete rows of kind ``table``, within the caller's transaction."""
-    db.executemany(f"DELETE FROM {info.sql_name} WHERE key=?", ((key.decode(),) for key in keys))
-
-
-def get(db: sqlite3.Connection, info: TableInfo, key: bytes) -> bytes | None:
-    """The row with a key."""
-    found = db.execute(f"SELECT row FROM {info.sql_name} WHERE key=?", (key.decode(),)).fetchone()
-    return None if found is None else found[0].encode()
+    db.executemany(f"DELETE FROM {info.sql_name} WHERE key=?", ((key,) for key in keys))
 
 
 def get_many(db: sqlite3.Connection, info: TableInfo, keys: list[str]) -> dict[str, str]:
@@ -393,29 +208,29 @@ def get_many(db: sqlite3.Connection, info: TableInfo, keys: list[str]) -> dict[s
 def history(
     db: sqlite3.Connection,
     info: TableInfo,
-    key: bytes,
-    first: int | float | str | None,
-    last: int | float | str | None,
+    key: str,
+    first: Moment | None,
+    last: Moment | None,
     limit: int,
-) -> list[tuple[int | float | str, bytes]]:
+) -> list[tuple[Moment, str]]:
     """The versions of a key from ``first`` to ``last`` (None: no bound), oldest first, ``limit`` at most."""
-    value, column = ("state", "block") if info.kind is Kind.BLOCK else ("row", "at")
-    sql, given = f"SELECT {column}, {value} FROM {info.sql_name} WHERE key=?", [key.decode()]
-    bounds: list[int | float | str] = []
+    column, value = info.version_columns
+    sql = f"SELECT {column}, {value} FROM {info.sql_name} WHERE key=?"
+    bounds: list[Moment] = []
     for bound, sign in ((first, ">="), (last, "<=")):
         if bound is not None:
             sql += f" AND {column}{sign}?"
             bounds.append(bound)
-    rows = db.execute(f"{sql} ORDER BY {column} LIMIT ?", [*given, *bounds, limit])
-    return [(at, text.encode()) for at, text in rows]
+    rows = db.execute(f"{sql} ORDER BY {column} LIMIT ?", [key, *bounds, limit])
+    return list(rows)
 
 
-def scan(db: sqlite3.Connection, info: TableInfo, prefix: bytes, limit: int) -> list[bytes]:
+def scan(db: sqlite3.Connection, info: TableInfo, prefix: str, limit: int) -> list[str]:
     """Rows whose key begins so, in the order of the keys' text, ``limit`` at most.
 
     ``prefix``: the text of a whole key, or of its first values as an array.
     """
-    name, begin = info.sql_name, prefix.decode()[:-1]
+    name, begin = info.sql_name, prefix[:-1]
     # `["a"` begins `["a"]` and `["a",1]`, but also `["a"…` of no other value: a text ends with its quote, and a
     # number could only go on with digits, which neither `,` nor `]` is.
     sql = (
@@ -424,17 +239,15 @@ def scan(db: sqlite3.Connection, info: TableInfo, prefix: bytes, limit: int) -> 
         else f"SELECT row FROM {name} ORDER BY key LIMIT ?"
     )
     given = (f"{begin}]", f"{begin},", f"{begin}-", limit) if begin != "[" else (limit,)
-    return [text.encode() for (text,) in db.execute(sql, given)]
+    return [text for (text,) in db.execute(sql, given)]
 
 
-def get_version(
-    db: sqlite3.Connection, info: TableInfo, key: bytes, at: int | float | str
-) -> bytes | None:
+def get_version(db: sqlite3.Connection, info: TableInfo, key: str, at: Moment) -> str | None:
     """The newest state or row at or before a block or moment."""
-    value, column = ("state", "block") if info.kind is Kind.BLOCK else ("row", "at")
+    column, value = info.version_columns
     sql = (
         f"SELECT {value} FROM {info.sql_name} WHERE key=? AND {column}<=? "
         f"ORDER BY {column} DESC LIMIT 1"
     )
-    found = db.execute(sql, (key.decode(), at)).fetchone()
-    return None if found is None else found[0].encode()
+    found = db.execute(sql, (key, at)).fetchone()
+    return None if found is None else str(found[0])

@@ -108,7 +108,8 @@ class TurnOrder:
         """A root call of the task is bound no more."""
         assert task.instance is not None
         task.instance.inflight -= 1
-        self.wake(task)
+        if not task.has_turn:
+            self.wake(task)
 
     def charge(self, task: Task, cost_us: int, *, is_root: bool) -> None:
         """An attempt reported what it cost: CPU + IO, in microseconds. Only ``by_cost`` asks for it."""
@@ -175,13 +176,11 @@ class TurnOrder:
         return None
 
     def _goes_before(self, one: Instance, other: Instance) -> bool:
-        mine: float
-        its: float
         if self.by_cost:
             mine = one.used_us + one.inflight * one.mean_us / one.weight
             its = other.used_us + other.inflight * other.mean_us / other.weight
         else:
-            mine, its = one.inflight * other.weight, other.inflight * one.weight
+            mine, its = float(one.inflight * other.weight), float(other.inflight * one.weight)
         return mine < its or (mine == its and one.served_seq < other.served_seq)
 
     def _fill_slots(self) -> None:

@@ -4,13 +4,10 @@ The orchestrator performs them in list order. Commands of one task about its end
 stop, drain, settled, converge: ``StopProduction`` -> results -> ``ReturnCredit`` -> ``FinishTask``.
 """
 
-from dataclasses import dataclass
-
-from blockx.dispatcher.model import CallCounts, CallError, CallResult, FunctionRef, TaskEnd
+from blockx.dispatcher.model import CallCounts, CallError, CallResult, FunctionRef, Record, TaskEnd
 
 
-@dataclass(slots=True)
-class BindCall:
+class BindCall(Record):
     """Reserve a place at once; answer with CallBound or BindFailed."""
 
     call_id: str
@@ -20,16 +17,14 @@ class BindCall:
     """Empty for a root call; a sub-call passes if its parent holds a live reservation."""
 
 
-@dataclass(slots=True)
-class UnbindCall:
+class UnbindCall(Record):
     """Give a reservation back; idempotent."""
 
     call_id: str
     executor_id: str
 
 
-@dataclass(slots=True)
-class StartAttempt:
+class StartAttempt(Record):
     """Send ExecuteCall (spec: DispatchCallCmd)."""
 
     call_id: str
@@ -46,8 +41,7 @@ class StartAttempt:
     call_seq: int
 
 
-@dataclass(slots=True)
-class AbortAttempt:
+class AbortAttempt(Record):
     """Mark the reservation as draining and send CancelCall, best effort (spec: CancelCallCmd)."""
 
     call_id: str
@@ -57,8 +51,7 @@ class AbortAttempt:
     reason: str
 
 
-@dataclass(slots=True)
-class ArmRetry:
+class ArmRetry(Record):
     """Post RetryDue after the delay."""
 
     call_id: str
@@ -66,8 +59,7 @@ class ArmRetry:
     delay_ms: int
 
 
-@dataclass(slots=True)
-class ResumeParent:
+class ResumeParent(Record):
     """Answer the parent's sub-call request: fresh, cached or shared.
 
     Spec: sendSubcallResume, CompleteCallFromCache.
@@ -83,32 +75,28 @@ class ResumeParent:
     budget_used_ms: float
 
 
-@dataclass(slots=True)
-class EmitResult:
+class EmitResult(Record):
     """A root call is DONE: its one result, to the task's job (spec: outputs, CompleteCallFromCache)."""
 
     task_id: str
     result: CallResult
 
 
-@dataclass(slots=True)
-class StopProduction:
+class StopProduction(Record):
     """The task wants no further stream batches (spec: StopCallProduction)."""
 
     task_id: str
     reason: str
 
 
-@dataclass(slots=True)
-class ReturnCredit:
+class ReturnCredit(Record):
     """All calls of one stream batch are settled (spec: BatchSettled)."""
 
     task_id: str
     batch_id: int
 
 
-@dataclass(slots=True)
-class FinishTask:
+class FinishTask(Record):
     """The task has ended; nothing of it will follow (spec: ConvergeTaskCalls)."""
 
     task_id: str

@@ -129,7 +129,8 @@ class DispatcherCore:
         self._handlers[type(event)](event)
         if state.promoted:
             subcalls.start_promoted(state)
-        return state.take()
+        commands, state.out = state.out, []
+        return commands
 
     def dispatch(self, now_ms: int) -> list[Command]:
         """Admit calls as far as executors, windows and slots allow; at most ``ADMISSIONS_MAX``."""

@@ -10,8 +10,18 @@ import enum
 from collections import deque
 from dataclasses import dataclass, field
 
+import msgspec
+
 from blockx.dispatcher.cache import ResultCache
 from blockx.errors import ErrorKind
+
+
+class Record(msgspec.Struct, gc=False):
+    """Base of what is made several times for each call and never changed: events, commands, results.
+
+    Made in C: 0.08 us where a dataclass with slots takes 0.3; and not tracked by the garbage collector,
+    since a record is never part of a cycle.
+    """
 
 
 class CallState(enum.Enum):
@@ -38,6 +48,8 @@ class Via(enum.Enum):
     NOT_RUN = "not_run"
     """Ended before any body started."""
 
+    __hash__ = object.__hash__  # as above: the journal looks up one for each call
+
 
 class FailurePolicy(enum.Enum):
     """What the final failure of a root call means for its task."""
@@ -63,8 +75,7 @@ class FunctionRef:
     """What the audit gave it, for the executor; empty: it was not audited."""
 
 
-@dataclass(slots=True)
-class CallSpec:
+class CallSpec(Record):
     """One prepared root call; made by the jobs thread, so that the actor decodes nothing."""
 
     index: int
@@ -89,8 +100,7 @@ class CallError:
     data: str | None = None
 
 
-@dataclass(slots=True)
-class Costs:
+class Costs(Record):
     """What a call used, over all of its attempts, in microseconds."""
 
     cpu_us: int = 0
@@ -100,8 +110,7 @@ class Costs:
     queue_us: int = 0
 
 
-@dataclass(slots=True)
-class CallResult:
+class CallResult(Record):
     """The outcome of one root call, exactly one for each."""
 
     index: int

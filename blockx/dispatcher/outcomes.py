@@ -31,6 +31,8 @@ from blockx.dispatcher.state import CoreState
 from blockx.errors import FOLLOWERS_SHARE, MOVES_MAX, RETRY_POLICIES, ErrorKind
 
 READY, DONE = CallState.READY, CallState.DONE
+# Names of the module: reading a member of an enum from its class takes several times as long.
+RAN, CACHED, SINGLEFLIGHT, NOT_RUN = Via.RAN, Via.CACHED, Via.SINGLEFLIGHT, Via.NOT_RUN
 
 SUBCALL_ATTEMPTS_MAX = 1
 """Charged attempts of a sub-call: its parent decides what a failure means."""
@@ -65,15 +67,16 @@ def end_attempt(
 
     ``abort``: the executor lives, so the sub-calls on it are to be told; False when it is gone.
     """
+    task = call.task
     if call.child is not None:
         cancel_subtree(state, call, abort=abort)
     if call.body_started:
         call.bodies += 1
-        counts_of(call).executed += 1
+        (task.counts if call.parent is None else task.subcalls).executed += 1
     transitions.unbind(state, call, to, cause)
-    if call.task.end is not None:
+    if task.end is not None:
         # The last attempt of a stopping task may end in a move: the flush must look at it all the same.
-        state.dirty[call.task.spec.task_id] = call.task
+        state.dirty[task.spec.task_id] = task
 
 
 def abort_attempt(state: CoreState, call: Call, reason: str) -> None:
@@ -189,9 +192,10 @@ def settle(
     assert call.state is DONE
     del state.calls[call.call_id]
     task = call.task
-    via = Via.RAN if call.bodies else shared or Via.NOT_RUN
+    via = RAN if call.bodies else shared or NOT_RUN
     if call.parent is None:
-        output, error = _within_output_limit(state, task, output, error)
+        if output is not None and state.config.max_collected_output_bytes:
+            output, error = _within_output_limit(state, task, output)
         _count(task.counts, call, error, via)
         _emit(state, call, output, error, via)
     else:
@@ -201,11 +205,6 @@ def settle(
         del task.flights[call.key]
         if call.flight is not None:
             _release_followers(state, call, output, error)
-
-
-def counts_of(call: Call) -> CallCounts:
-    """Where a call is counted: with the roots or with the sub-calls of its task."""
-    return call.task.counts if call.parent is None else call.task.subcalls
 
 
 def hand_over_lead(state: CoreState, call: Call) -> None:
@@ -242,15 +241,13 @@ def stop_task(
 
 
 def _within_output_limit(
-    state: CoreState, task: Task, output: bytes | None, error: CallError | None
+    state: CoreState, task: Task, output: bytes
 ) -> tuple[bytes | None, CallError | None]:
     """Discard an output that would take its task over ``max_collected_output_bytes``, and stop the task."""
     limit_bytes = state.config.max_collected_output_bytes
-    if output is None or limit_bytes == 0:
-        return output, error
     task.output_bytes += len(output)
     if task.output_bytes <= limit_bytes:
-        return output, error
+        return output, None
     why = CallError(
         ErrorKind.OUTPUT_BYTES_EXCEEDED,
         "the outputs of the task are over dispatcher.max_collected_output_bytes "
@@ -266,17 +263,18 @@ def _count(counts: CallCounts, call: Call, error: CallError | None, via: Via) ->
         counts.ok += 1
     else:
         counts.failed += 1
-    if via is Via.RAN:
+    if via is RAN:
         counts.ran += 1
-    elif via is Via.CACHED:
+    elif via is CACHED:
         counts.cached += 1
-    elif via is Via.SINGLEFLIGHT:
+    elif via is SINGLEFLIGHT:
         counts.singleflight += 1
     else:
         counts.not_run += 1
     if call.attempts > 1:
         counts.retries += call.attempts - 1
-    counts.moves += call.moves
+    if call.moves:
+        counts.moves += call.moves
 
 
 def _emit(
@@ -302,12 +300,13 @@ def _emit(
             ),
         )
     )
-    if call.batch_id >= 0:
-        left = task.open_batches[call.batch_id] - 1
-        task.open_batches[call.batch_id] = left
+    batch_id = call.batch_id
+    if batch_id >= 0:
+        left = task.open_batches[batch_id] - 1
+        task.open_batches[batch_id] = left
         if left == 0:
-            del task.open_batches[call.batch_id]
-            task.settled_batches.append(call.batch_id)
+            del task.open_batches[batch_id]
+            task.settled_batches.append(batch_id)
     state.dirty[task_id] = task
     if error is not None and task.end is None:
         _apply_failure_policy(state, task, call, error)
@@ -371,7 +370,7 @@ def _release_followers(
     if error is None or error.kind in FOLLOWERS_SHARE:
         for follower in disband(leader):
             transitions.move(follower, DONE, "leader ended", state.story)
-            settle(state, follower, output, error, Via.SINGLEFLIGHT)
+            settle(state, follower, output, error, SINGLEFLIGHT)
         return
     heir = heir_of(leader)
     if heir is None:

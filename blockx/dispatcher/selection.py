@@ -21,7 +21,7 @@ N would be no sample.
 
 import heapq
 import random
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from blockx.config import DispatcherConfig
 from blockx.dispatcher.model import ExecutorSnapshot, ExecutorView, Rank
@@ -43,11 +43,11 @@ class _Ranking(Protocol):
 class BestFirst:
     """The best of all: a heap of ranks; outdated entries are skipped when they come to the top.
 
-    An entry is valid exactly if it is the very object that its view has as ``rank``. Bounded: rebuilt
+    An entry is valid exactly if it equals the ``rank`` of its view; two equal ones do no harm. Bounded: rebuilt
     when it holds ``STALE_RATIO_MAX`` times as many entries as there are executors.
     """
 
-    STALE_RATIO_MAX = 8
+    STALE_RATIO_MAX: ClassVar[int] = 8
 
     __slots__ = ("_by_id", "_heap")
 
@@ -72,7 +72,7 @@ class BestFirst:
         while heap:
             rank = heap[0]
             view = by_id.get(rank[3])
-            if view is not None and view.rank is rank:
+            if view is not None and view.rank == rank:
                 return view
             heapq.heappop(heap)
         return None

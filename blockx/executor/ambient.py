@@ -11,9 +11,10 @@ builtins`` finds, and what it does to it does not reach ours for a moment.
 
 Comparing all of it after each step would cost 4 us, and module attributes 8 us more. So the ways to change
 it take a note: the modules and ``os.environ`` get classes that note assignments, the setting functions
-(``NOTED``) are wrapped, and ``restore`` (0.3 us) looks closer only after a note. Once a turn, every
-millisecond, ``restore_fully`` compares all the same, for changes by other ways (C code, ``posix.chdir``);
-only what is written into a module's ``__dict__`` directly goes unnoticed.
+(``NOTED``) are wrapped, and ``restore`` (0.6 us) looks closer only after a note, or when another object has
+the place of ``os.environ`` or of a shared module in ``sys.modules``. Once a turn, every millisecond, ``restore_fully``
+compares all the same, for changes by other ways (C code, ``posix.chdir``); only what is written into a
+module's ``__dict__`` directly goes unnoticed.
 
 Left to others: output streams (``capture``), the alarm and ``time.sleep`` (``interrupts``), the context of
 ``decimal`` and the numbers of ``random`` (``own_state``). Left alone, they last as long as the process: locale,
@@ -166,12 +167,18 @@ class Ambient:
 
     def restore(self) -> bool:
         """Put back what the last step changed; whether it may have changed anything."""
-        if (
-            _Notes.settings
-            or _get_trace() is not self._trace
-            or _get_profile() is not self._profile
-            or _warning_filters != self._filters
-        ):
+        try:
+            if (
+                _Notes.settings
+                or _get_trace() is not self._trace
+                or _get_profile() is not self._profile
+                or _warning_filters != self._filters
+                or _os_names["environ"] is not _environ
+                or self._named(_modules) != self._shared
+            ):
+                self.restore_fully()
+                return True
+        except KeyError:  # one of the names is gone
             self.restore_fully()
             return True
         return False

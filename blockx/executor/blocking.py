@@ -3,9 +3,10 @@
 Main thread; ``tick`` in the alarm's handler. A call that blocks (``requests``, ``psycopg``, a lock) stops all
 other calls of its executor, so its author is told once for each place. A step counts as blocked if it took
 ``BLOCKED_NS`` and little CPU, and gave the CPU away by itself: on a busy machine a computing step may take
-as long, but is put off the CPU, which the kernel counts separately.
+as long, but it, or the thread whose lock it waits for, is put off the CPU, which the kernel counts separately.
 """
 
+import os
 import resource
 import time
 from collections.abc import Callable
@@ -33,15 +34,15 @@ Report = Callable[[ExecContext, str, int, int], None]
 class BlockWatch:
     """Looks at one step at a time."""
 
-    __slots__ = ("_cpu_ns", "_places", "_report", "_sleeps", "_started_ns", "_told")
+    __slots__ = ("_busy_ns", "_places", "_report", "_sleeps", "_started_ns", "_told")
 
     def __init__(self, report: Report) -> None:
         self._report = report
         self._told: set[str] = set()
         self._started_ns = 0
         """Which step the two below belong to."""
-        self._sleeps = self._cpu_ns = 0
-        """The thread's voluntary switches and the process's CPU time at the first tick."""
+        self._sleeps = self._busy_ns = 0
+        """The thread's voluntary switches and ``_process_busy_ns`` at the first tick."""
         self._places: list[str] = []
 
     def tick(self, context: ExecContext, now_ns: int, frame: FrameType | None) -> None:
@@ -51,7 +52,7 @@ class BlockWatch:
             self._started_ns = context.step_started_ns
             # A first tick that is late was held back by a C call that blocked all the time.
             self._sleeps = -SLEEPS_MIN if late else _usage(_THREAD).ru_nvcsw
-            self._cpu_ns = _process_time_ns()
+            self._busy_ns = _process_busy_ns()
             self._places = []
         if late and not self._places:
             self._places.append(_place(frame))
@@ -60,7 +61,7 @@ class BlockWatch:
         """A step that took at least ``BLOCKED_NS`` is over."""
         if self._started_ns != started_ns or not self._places or cpu_ns * CPU_PART >= wall_ns:
             return
-        if (_process_time_ns() - self._cpu_ns) * CPU_PART >= wall_ns:
+        if (_process_busy_ns() - self._busy_ns) * CPU_PART >= wall_ns:
             return  # it waited for another thread of its own process
         sleeps = SLEEPS_MIN if self._sleeps < 0 else _usage(_THREAD).ru_nvcsw - self._sleeps
         place = self._places[0]
@@ -68,6 +69,18 @@ class BlockWatch:
             return
         self._told.add(place)
         self._report(context, place, wall_ns // NS_PER_MS, cpu_ns // NS_PER_MS)
+
+
+def _process_busy_ns() -> int:
+    """CPU time of the process, and the time that its threads could have run and were not let. 20 us."""
+    waited_ns = 0
+    try:
+        for thread in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{thread}/schedstat", "rb") as file:
+                waited_ns += int(file.read().split()[1])
+    except (OSError, IndexError):  # a thread has ended, there is no /proc, or it does not say
+        pass
+    return _process_time_ns() + waited_ns
 
 
 def _place(frame: FrameType | None) -> str:

@@ -26,7 +26,17 @@ from blockx.errors import (
     SubcallFailedError,
     read_error,
 )
-from blockx.executor.context import NEVER_NS, NS_PER_MS, ExecContext, ExecState, Wake
+from blockx.executor.context import (
+    NEVER_NS,
+    NS_PER_MS,
+    WAITING_FUNCTION_CODE,
+    WAITING_IO,
+    WAITING_SLEEP,
+    WAITING_SUBCALL,
+    ExecContext,
+    ExecState,
+    Wake,
+)
 from blockx.ipc import exact_json
 from blockx.ipc.frames import FrameTooLargeError
 from blockx.ipc.messages import CallWaiting, CallWaitingPayload, WaitKind, WireError
@@ -37,6 +47,7 @@ if TYPE_CHECKING:
 _monotonic_ns = time.monotonic_ns
 _modules: dict[str, Any] = sys.modules
 _NS_PER_S: Final = 1_000_000_000
+_IO: Final = WaitKind.IO
 
 _SUBCALL_ERRORS: Final[dict[str, tuple[type[SubcallFailedError], ErrorKind]]] = {
     ErrorKind.SUBCALL_CYCLE.value: (SubcallCycleDetectedError, ErrorKind.SUBCALL_CYCLE),
@@ -114,16 +125,13 @@ class SdkBridge:
         context.last_operation = f"sub-call {function_id}"
         wake = self._ask(
             context,
-            ExecState.WAITING_SUBCALL,
+            WAITING_SUBCALL,
             CallWaitingPayload(
                 wait_kind=WaitKind.SUBCALL,
                 task_id=context.task_id,
                 attempt_seq=context.attempt_seq,
                 function_id=function_id,
                 args=Raw(exact_json.encode(args if isinstance(args, list) else [args])),
-                granted_budget_ms=context.budget_left_ms(
-                    _monotonic_ns(), ExecState.WAITING_SUBCALL
-                ),
             ),
         )
         if wake.error is not None:
@@ -159,7 +167,7 @@ class SdkBridge:
             else:
                 followers.append(context)
                 try:
-                    wake = self._ask(context, ExecState.WAITING_FUNCTION_CODE, None)
+                    wake = self._ask(context, WAITING_FUNCTION_CODE, None)
                 except BaseException:
                     if context in followers:
                         followers.remove(context)
@@ -178,7 +186,7 @@ class SdkBridge:
         )
         wake = shared = Wake(lead=True)
         try:
-            wake = self._ask(context, ExecState.WAITING_FUNCTION_CODE, payload)
+            wake = self._ask(context, WAITING_FUNCTION_CODE, payload)
             shared = Wake(wake.result, wake.sidecar, wake.error)
         finally:
             del self._fetches[digest]
@@ -210,35 +218,17 @@ class SdkBridge:
         )
 
     def wait(
-        self,
-        context: ExecContext,
-        state: ExecState,
-        message: CallWaiting | None,
-        due_ns: int | None = None,
-        sidecar: bytes | None = None,
+        self, context: ExecContext, state: ExecState, now_ns: int, due_ns: int | None = None
     ) -> Wake:
-        """Send one request (None: nothing) and park until it is answered, or until ``due_ns``.
+        """Park until the request that was sent is answered, or until ``due_ns``.
 
         The only way out of user code. The caller has cleared ``in_user``. ``due_ns`` 0 is a yield.
 
         Raises:
             CallCancelledError: main gave up on this attempt.
-            CallDeadlineExceededError: the budget was used up before or during the wait.
-            FrameTooLargeError: the request does not fit into a frame; nothing was sent.
+            CallDeadlineExceededError: the budget was used up during the wait.
         """
-        now_ns = _monotonic_ns()
-        context.check(now_ns)
         runtime = self._runtime
-        if message is not None:
-            message.request_id = runtime.next_request_id()
-            message.sent_at_ms = now_ns // NS_PER_MS
-            message.payload.budget_left_ms = context.budget_left_ms(now_ns, state)
-            if context.span is not None:
-                message.trace = context.span.traceparent()
-                context.span.event("send CallWaiting", message.request_id, now_ns)
-            runtime.channel.send(message, sidecar)
-            context.request_id = message.request_id
-            message = None  # what has been sent is not kept while thousands wait
         context.move(state)
         if due_ns is not None:
             runtime.plan_wake(context, due_ns)
@@ -259,8 +249,11 @@ class SdkBridge:
         if wake is not None:
             # What main says it cost, but never more than the wait took.
             waited_ns = resumed_ns - now_ns
-            context.io_ns += max(0, min(wake.io_ns, waited_ns))
-            context.subcall_ns += max(0, min(wake.budget_used_ns, waited_ns))
+            io_ns, subcall_ns = wake.io_ns, wake.budget_used_ns
+            if io_ns or subcall_ns:
+                context.charge_wait(
+                    max(0, min(io_ns, waited_ns)), max(0, min(subcall_ns, waited_ns)), 0
+                )
         context.check(resumed_ns)
         assert wake is not None, f"{context.call_id} was woken without an answer"
         return wake
@@ -272,24 +265,49 @@ class SdkBridge:
         payload: CallWaitingPayload | None,
         sidecar: bytes | None = None,
     ) -> Wake:
-        """``wait`` for user code: with the alarm kept out, and the user's words for a large request."""
+        """Send a request (None: nothing) and wait, for user code: with the alarm kept out, and the user's
+        words for a request that is too large."""
         context.in_user = False
         try:
-            if payload is None:
-                return self.wait(context, state, None)
-            messages = [
-                CallWaiting(
-                    executor_id=self._runtime.executor_id, call_id=context.call_id, payload=payload
-                )
-            ]
-            payload = None
-            return self.wait(context, state, messages.pop(), sidecar=sidecar)
+            now_ns = _monotonic_ns()
+            context.check(now_ns)
+            if payload is not None:
+                self._send(context, state, payload, sidecar, now_ns)
+                payload = None  # what has been sent is not kept while thousands wait
+            return self.wait(context, state, now_ns)
         except FrameTooLargeError as error:
             raise ValueError(
                 f"{context.last_operation}: the request is too large: {error}"
             ) from None
         finally:
             context.in_user = True
+
+    def _send(
+        self,
+        context: ExecContext,
+        state: ExecState,
+        payload: CallWaitingPayload,
+        sidecar: bytes | None,
+        now_ns: int,
+    ) -> None:
+        """Queue CallWaiting. Raises FrameTooLargeError, and nothing was sent then."""
+        runtime = self._runtime
+        payload.budget_left_ms = context.budget_left_ms(now_ns, state)
+        if state is WAITING_SUBCALL:
+            payload.granted_budget_ms = payload.budget_left_ms
+        request_id = runtime.next_request_id()
+        message = CallWaiting(
+            executor_id=runtime.executor_id,
+            call_id=context.call_id,
+            request_id=request_id,
+            sent_at_ms=now_ns // NS_PER_MS,
+            payload=payload,
+        )
+        if context.span is not None:
+            message.trace = context.span.traceparent()
+            context.span.event("send CallWaiting", request_id, now_ns)
+        runtime.channel.send(message, sidecar)
+        context.request_id = request_id
 
     def _io(
         self,
@@ -311,9 +329,9 @@ class SdkBridge:
         context.last_operation = f"{backend} {operation}"
         wake = self._ask(
             context,
-            ExecState.WAITING_IO,
+            WAITING_IO,
             CallWaitingPayload(
-                wait_kind=WaitKind.IO,
+                wait_kind=_IO,
                 task_id=context.task_id,
                 attempt_seq=context.attempt_seq,
                 backend=backend,
@@ -337,13 +355,14 @@ class SdkBridge:
             now_ns = _monotonic_ns()
             context.check(now_ns)
             # A sleep that outlasts the budget ends with it.
-            left_ns = context.wait_left_ns(now_ns, ExecState.WAITING_SLEEP)
+            left_ns = context.wait_left_ns(now_ns, WAITING_SLEEP)
             due_ns = now_ns + min(asked_ns, left_ns)
             context.last_operation = "sleep"
             try:
-                self.wait(context, ExecState.WAITING_SLEEP, None, due_ns if asked_ns else 0)
+                self.wait(context, WAITING_SLEEP, now_ns, due_ns if asked_ns else 0)
             finally:
-                context.sleep_ns += max(0, min(context.step_started_ns, due_ns) - now_ns)
+                slept_ns = max(0, min(context.step_started_ns, due_ns) - now_ns)
+                context.charge_wait(0, 0, slept_ns)
             context.check(_monotonic_ns())
         finally:
             context.in_user = True
@@ -383,6 +402,7 @@ def _read_failed(context: ExecContext, error: WireError) -> BlockxError:
         retryable=error.retryable,
         reason=error.reason,
         data=error.data,
+        status=error.status,
     )
     return _remember(context, failed, kind)
 

@@ -7,17 +7,20 @@ collection, perhaps in the middle of another call. Hence:
   would be charged to a stranger, and to switch greenlets there would leave the collector's lists on a stack that
   others write to.
 - Where the executor itself lets go (a task's modules are released, a collection between two calls) that code has
-  ``LATE_MS`` in all and is then cut by the alarm, like a call. One that cannot be cut is left to main's wedge time:
-  the row names a call that nobody has, so nobody is charged.
+  ``LATE_MS`` and is then cut by the alarm, like a call. One that cannot be cut is left to main's wedge time: the row
+  names a call that nobody has, so nobody is charged. The collector's own work does not count: a large heap takes it
+  most of a second.
 """
 
 import gc
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Final, Literal
 
-from blockx.executor.context import ExecContext, ExecState
+from blockx.executor.context import NS_PER_MS, ExecContext, ExecState
+from blockx.functions.entry import is_user_file
 from blockx.ipc.heartbeat import (
     LAST_ACTIVE_NS,
     RUNNING_ATTEMPT_SEQ,
@@ -31,8 +34,8 @@ if TYPE_CHECKING:
     from blockx.executor.interrupts import Alarm
     from blockx.executor.runtime import ExecutorRuntime
 
-LATE_MS: Final = 1_000
-"""For one release or collection between calls, the collector's own time included (a large heap takes most of it)."""
+LATE_MS: Final = 250
+"""For one release or collection between calls, from where the alarm first finds user code running."""
 NOBODYS_CALL_SEQ: Final = 1 << 61
 """In the heartbeat row while such code runs: the number of no call."""
 
@@ -44,7 +47,8 @@ class LateCode:
     """One a process. See the module's law."""
 
     __slots__ = (
-        "_alarm", "_context", "_host", "_is_between_calls", "_main_thread", "_row", "is_collecting",
+        "_alarm", "_context", "_host", "_is_between_calls", "_main_thread", "_row", "_user_since_ns",
+        "is_collecting",
     )  # fmt: skip
 
     def __init__(self, host: "ExecutorRuntime", alarm: "Alarm", row: HeartbeatRow | None) -> None:
@@ -57,6 +61,11 @@ class LateCode:
         self._is_between_calls = False
         """The collection runs in nobody's time."""
         self._context = _late_context()
+        self._user_since_ns = 0
+        """When the alarm first found user code; 0: it has not."""
+
+    def install(self) -> None:
+        """From now on every collection is known."""
         gc.callbacks.append(self._on_collection)
 
     def run(self, work: Callable[[], None]) -> None:
@@ -66,6 +75,14 @@ class LateCode:
             work()
         finally:
             self._leave()
+
+    def tick(self, context: ExecContext, now_ns: int, frame: FrameType | None) -> None:
+        """The alarm, while user code may run in the name of ``context``: ours is over after ``LATE_MS``."""
+        if context is not self._context or not _is_in_user_code(frame):
+            return
+        self._user_since_ns = self._user_since_ns or now_ns
+        if now_ns - self._user_since_ns >= LATE_MS * NS_PER_MS:
+            context.budget_ns = 1
 
     def close(self) -> None:
         """Forget the collector (tests)."""
@@ -88,7 +105,7 @@ class LateCode:
         now_ns = _monotonic_ns()
         context = self._context
         context.step_started_ns = now_ns
-        context.raises = context.refused_since_ns = 0
+        context.raises = context.refused_since_ns = context.budget_ns = self._user_since_ns = 0
         self._host.running = context
         self._write_row(NOBODYS_CALL_SEQ, now_ns)
         self._alarm.enter(context.left_ns(now_ns))
@@ -109,6 +126,14 @@ class LateCode:
             row.write_scheduler()
 
 
+def _is_in_user_code(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if is_user_file(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _late_context() -> ExecContext:
     """In whose name it runs between calls."""
     payload = ExecuteCallPayload(
@@ -119,6 +144,5 @@ def _late_context() -> ExecContext:
         args=Raw(b"[]"),
         attempt_seq=0,
         call_seq=NOBODYS_CALL_SEQ,
-        call_budget_ms=LATE_MS,
     )
     return ExecContext(ExecuteCall(call_id="", payload=payload), [0] * len(ExecState), 0)

@@ -14,6 +14,7 @@ reached; 3 our bug (the story is in the log).
 
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -30,7 +31,7 @@ from blockx.executor import capture, confine, descriptors, vitals
 from blockx.executor.call_log import CallLog
 from blockx.executor.loader import Loader, code_cache_entries
 from blockx.executor.log import Log
-from blockx.executor.memory import abi_cache_entries
+from blockx.executor.memory import GC_OBJECTS, abi_cache_entries
 from blockx.executor.runtime import ExecutorRuntime
 from blockx.executor.session import UdsSession
 from blockx.executor.tracing import Settings, start_tracer
@@ -94,6 +95,7 @@ def _serve(
     descriptors.protect({*kept, session.fileno()})
     os.environ[RUNTIME_VARIABLE] = "1"
     termination = _Termination()
+    gc.set_threshold(GC_OBJECTS, *gc.get_threshold()[1:])
     runtime = ExecutorRuntime(
         launch.executor_id,
         Loader(code_cache_entries(os.environ), requires_audit=launch.requires_audit),

@@ -15,6 +15,9 @@ from blockx.executor.vitals import resident_bytes
 
 COLLECT_PAUSE_NS: Final = 5_000_000_000
 """Least time between two collections: a large heap takes most of a second."""
+GC_OBJECTS: Final = 5_000
+"""New objects after which Python looks for cycles among them; with its default of 700 that was 3 % of a read,
+since what a suspended call holds is looked at and kept."""
 ABI_CACHE_VARIABLE: Final = "BLOCKX_EXECUTOR_ABI_CACHE_TRIM_THRESHOLD"
 ABI_CACHE_ENTRIES: Final = 4_096
 """Entries of one cache of ``eth_abi`` above which it is emptied (the specification). 0: never."""

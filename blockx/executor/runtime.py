@@ -34,7 +34,19 @@ from blockx.executor.blocking import BLOCKED_NS, BlockWatch
 from blockx.executor.bridge import SdkBridge
 from blockx.executor.call_log import CallLog
 from blockx.executor.capture import CallOutput, OutputCapture
-from blockx.executor.context import NS_PER_MS, NS_PER_US, Counts, ExecContext, ExecState, Wake
+from blockx.executor.context import (
+    DONE,
+    NS_PER_MS,
+    NS_PER_US,
+    RUNNING,
+    WAITING_FUNCTION_CODE,
+    WAITING_IO,
+    WAITING_SUBCALL,
+    Counts,
+    ExecContext,
+    ExecState,
+    Wake,
+)
 from blockx.executor.interrupts import Alarm
 from blockx.executor.late_code import LateCode
 from blockx.executor.loader import Loader
@@ -99,15 +111,14 @@ LANES_POOLED_MAX: Final = 256
 UNLIMITED_CONTEXTS: Final = 1 << 30
 """``availableContexts`` of an executor without a limit (the specification)."""
 _RESUMES: Final = {
-    WaitKind.IO: ExecState.WAITING_IO,
-    WaitKind.SUBCALL: ExecState.WAITING_SUBCALL,
-    WaitKind.FUNCTION_CODE: ExecState.WAITING_FUNCTION_CODE,
+    WaitKind.IO: WAITING_IO,
+    WaitKind.SUBCALL: WAITING_SUBCALL,
+    WaitKind.FUNCTION_CODE: WAITING_FUNCTION_CODE,
 }
 _STATE_WORDS: Final = slice(STATE_RUNNABLE, STATE_DONE + 1)
 
 # Bound before user code can replace it.
 _monotonic_ns = time.monotonic_ns
-_thread_time_ns = time.thread_time_ns
 
 
 class ExecutorRuntime:
@@ -141,10 +152,9 @@ class ExecutorRuntime:
         self.hub = getcurrent()
         self.running: ExecContext | None = None
         """The call whose lane is switched in."""
-        self.is_retiring = False
         self.retire_reason = ""
-        self.is_forked = False
-        """This is a child that user code forked; it speaks with nobody."""
+        self.is_retiring = self.is_forked = False
+        """``is_forked``: this is a child that user code forked; it speaks with nobody."""
         self.memory_bytes = 0
         """Last sample, at most MEMORY_AGE_NS old when a step begins."""
         self.tracer = tracer
@@ -159,7 +169,6 @@ class ExecutorRuntime:
         self._row = row
         self._max_inflight = executor_max_inflight
         interrupts.install_sleep(self.bridge.sleep_in_call)
-        self._ambient = Ambient()
         self._capture = capture(self.current_output) if capture is not None else None
         self._contexts: dict[str, ExecContext] = {}
         self._roots = 0
@@ -191,6 +200,9 @@ class ExecutorRuntime:
             CancelCall: self.cancel_call,
             HeartbeatAck: self._on_heartbeat_ack,
         }
+        # Last: from here on a collection may run user code under the alarm, which asks this object.
+        self.late_code.install()
+        self._ambient = Ambient()
 
     # ---- what arrives --------------------------------------------------------------------------
 
@@ -240,14 +252,14 @@ class ExecutorRuntime:
             return
         if context.span is not None:
             context.span.event("receive ResumeCall", context.request_id, _monotonic_ns())
-        wake = Wake(
+        context.wake = Wake(
             payload.result,
             sidecar,
             payload.error,
-            io_ns=payload.io_us * NS_PER_US,
-            budget_used_ns=int(payload.budget_used_ms * NS_PER_MS),
+            payload.io_us * NS_PER_US,
+            int(payload.budget_used_ms * NS_PER_MS),
         )
-        self.wake(context, wake)
+        self._queue.push(context)
 
     def cancel_call(self, message: CancelCall, _sidecar: bytes | None = None) -> None:
         """Have an attempt end: its signal is raised where it waits, or before it starts."""
@@ -359,31 +371,28 @@ class ExecutorRuntime:
         if self.channel.terminal_frames and context.digest in self._long_digests:
             self._flush_before_long(context.digest)
         context.queued = False
-        if context.state is not ExecState.RUNNING:
-            context.move(ExecState.RUNNING)
+        if context.state is not RUNNING:
+            context.move(RUNNING)
         start_ns = _monotonic_ns()
         self.running = context
-        row = self._row
         self._announce(context, start_ns)
-        context.step_started_ns = start_ns
-        self._alarm.enter(context.left_ns(start_ns))
+        self._alarm.enter(context.begin_step(start_ns))
         lane.switch(switch_in)
         if self._ambient.restore():  # while the row names the call: it may run code of that call
             self._alarm.distrust()
         self.running = None
         end_ns = _monotonic_ns()
-        if context.state is ExecState.DONE:
+        if context.state is DONE:
             self._park_lane(lane)
         else:
             self._attempts.charge_step(context, end_ns)
-            if context.state is ExecState.RUNNING:
+            if context.state is RUNNING:
                 self._on_stray_switch(context, lane)
         if self._attempts.step_cpu_ns >= LONG_STEP_NS or end_ns - start_ns >= LONG_BLOCK_NS:
             self._after_long_step(context, start_ns, end_ns)
         self._last_active_ns = end_ns
-        if row is not None:
-            row.scheduler[RUNNING_CALL_SEQ] = 0
-            row.write_scheduler()
+        if self._row is not None:
+            self._row.clear_running()
         self.channel.flush_if_due(end_ns)
 
     def plan_wake(self, context: ExecContext, due_ns: int) -> None:
@@ -433,6 +442,7 @@ class ExecutorRuntime:
         if self._garbage.is_due(self.memory_bytes, now_ns):
             self.late_code.run(self._collect_garbage)
         self._publish(now_ns)
+        self._attempts.turn_began()
         return now_ns
 
     def _release_tasks(self, now_ns: int) -> None:
@@ -508,8 +518,8 @@ class ExecutorRuntime:
 
     def _discard(self, context: ExecContext) -> None:
         """The attempt is over."""
-        context.move(ExecState.DONE)
-        self._counts[ExecState.DONE] = 0  # counted are resident attempts
+        context.move(DONE)
+        self._counts[DONE] = 0  # counted are resident attempts
         if not context.stale:
             self._leave(context)
         self.counters["finished"] += 1
@@ -532,6 +542,7 @@ class ExecutorRuntime:
         """The alarm, while user code of ``context`` computes: what cannot wait for the scheduler."""
         if self.is_forked:
             return
+        self.late_code.tick(context, now_ns, frame)
         row = self._row
         if row is not None:
             if row.cancel_requested() and row.is_cancelled(context.call_seq, context.attempt_seq):
@@ -620,8 +631,6 @@ class ExecutorRuntime:
 
     def _announce(self, context: ExecContext, now_ns: int) -> None:
         """Write who is entered now: what blame relies on. Counters follow at the end of the turn."""
-        if context.limits is not None:
-            context.cpu_mark_ns = _thread_time_ns()
         row = self._row
         if row is None:
             return
@@ -641,7 +650,6 @@ class ExecutorRuntime:
 def _missing_fields(message: ExecuteCall) -> list[str]:
     """Wire names of the ids that an ExecuteCall lacks."""
     payload = message.payload
-    names = ("callId", "taskId", "functionId", "functionCodeDigest", "entrySelector", "attemptSeq")
     values = (
         message.call_id,
         payload.task_id,
@@ -650,8 +658,7 @@ def _missing_fields(message: ExecuteCall) -> list[str]:
         payload.entry_selector,
         payload.attempt_seq > 0,
     )
-    return (
-        []
-        if all(values)
-        else [name for name, value in zip(names, values, strict=True) if not value]
-    )
+    if all(values):
+        return []
+    names = ("callId", "taskId", "functionId", "functionCodeDigest", "entrySelector", "attemptSeq")
+    return [name for name, value in zip(names, values, strict=True) if not value]

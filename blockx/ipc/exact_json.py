@@ -21,7 +21,7 @@ Limits: ``DEPTH_MAX``, ``NODES_MAX``, ``TEXT_CHARS_MAX``, ``INTEGER_CHARS_MAX``;
 import dataclasses
 import enum
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from datetime import UTC, date, datetime
 from gc import get_referents, is_tracked
 from itertools import chain, filterfalse
@@ -52,6 +52,9 @@ _INTEGER_BELOW: Final = -(10 ** (INTEGER_CHARS_MAX - 1))
 _REDUCTIONS_MAX: Final = 10
 """Steps from a foreign value to a plain one; an Enum whose value is itself must end somewhere."""
 _NAME_CHARS_MAX: Final = 80
+_TAB, _NEW_LINE, _RETURN = b"\t\n\r"
+"""As numbers: Python looks for a number in bytes ten times as fast as for bytes, since it tries each of these
+as a number first, and makes an exception of the failure."""
 _PATH_STEPS_MAX: Final = 20
 """Steps of a path that a message shows; of a longer one the first and the last ten."""
 
@@ -65,6 +68,16 @@ _decode = msgspec.json.Decoder().decode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+class _CallLine(msgspec.Struct, gc=False):
+    """What of a line of a call list is not skipped."""
+
+    function: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    args: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_decode_call_line = msgspec.json.Decoder(_CallLine).decode
 
 
 class InexactValueError(ValueError):
@@ -114,7 +127,8 @@ def encode(value: object) -> bytes:
             raise cause from None  # a signal raised in _reduce, which orjson turned into this
         return _encode_slowly(value)
     # orjson writes NaN and infinities as null: where null stands, one of them may have been meant.
-    if b"null" in data and _may_hold_nan(value):
+    # (``find``: ``in`` first tries to take the bytes for a number, 0.1 us.)
+    if data.find(b"null") >= 0 and _may_hold_nan(value):
         return _encode_slowly(value)
     return data
 
@@ -142,14 +156,22 @@ def _is_bounded(value: object, levels: int, *, is_decoded: bool = False) -> bool
         TooLargeValueError: more than ``TEXT_CHARS_MAX`` characters.
         _Refusal: a dataclass cannot be read.
     """
-    level = [value]
+    level: list[Any] = [value]
     members = chars = 0
-    for _ in range(levels):
+    while level and levels:
+        levels -= 1
         below: list[object] = []
         for item in level:
-            children = _children(item)
-            if children is None:
-                return False
+            kind = type(item)
+            # The usual ones are here: a call for each would be half of what encoding a read costs.
+            if kind is list or kind is tuple:
+                children = item
+            elif kind is dict:
+                children = item.values()
+            else:
+                children = _children(item)
+                if children is None:
+                    return False
             members += len(children)
             if members > NODES_MAX:
                 # Said at once: the walk that finds paths would take seconds to come so far.
@@ -163,13 +185,9 @@ def _is_bounded(value: object, levels: int, *, is_decoded: bool = False) -> bool
                 chars += _text_chars(item, children, kinds)
                 if chars > TEXT_CHARS_MAX:
                     raise TooLargeValueError("$", _TOO_LONG)
-                below.extend(filter(is_tracked, children))
-                if tuple in kinds:
-                    below.extend([c for c in children if type(c) is tuple and not is_tracked(c)])
-        if not below:
-            return True
+                below.extend(_levels_of(children, kinds))
         level = below
-    return False
+    return not level
 
 
 def _is_level(child: object) -> bool:
@@ -178,7 +196,15 @@ def _is_level(child: object) -> bool:
     return is_tracked(child) or kind is tuple or (kind is dict and len(child) > FEW_MEMBERS)  # type: ignore[arg-type]
 
 
-def _text_chars(item: object, children: Sequence[object], kinds: set[type]) -> int:
+def _levels_of(children: Collection[object], kinds: set[type]) -> list[object]:
+    """The members of a large container that are looked into. ``kinds``: their types."""
+    found = list(filter(is_tracked, children))
+    if tuple in kinds:
+        found += [child for child in children if type(child) is tuple and not is_tracked(child)]
+    return found
+
+
+def _text_chars(item: object, children: Collection[object], kinds: set[type]) -> int:
     """Characters of the texts that are written for a container, those of innermost objects included.
 
     ``kinds``: the types of its children. 0.2 us for each small row of a long list, more than encoding it.
@@ -200,14 +226,12 @@ def _text_chars(item: object, children: Sequence[object], kinds: set[type]) -> i
         return chars
 
 
-def _children(item: Any) -> list[object] | tuple[object, ...] | None:
-    """What a container holds, read without asking an overridden method; () of anything else.
+def _children(item: Any) -> Collection[object] | None:
+    """What another container holds, read without asking an overridden method; () of anything else.
 
     None for an Enum: orjson 3.13 crashes the process when the user's ``value`` property raises.
     """
     kind = type(item)
-    if kind is list or kind is tuple:
-        return item  # type: ignore[no-any-return] # either of the two
     if issubclass(kind, enum.Enum):
         return None
     if issubclass(kind, dict):
@@ -601,7 +625,7 @@ def check_spliced(raw: bytes) -> None:
     """
     value = decode(raw)
     # In strings msgspec takes no control character; between tokens JSON allows these three.
-    if b"\n" in raw or b"\r" in raw or b"\t" in raw:
+    if _NEW_LINE in raw or _RETURN in raw or _TAB in raw:
         raise InvalidJsonError("a line break or a tab between the parts of a value")
     # Few bytes or few brackets: it can be neither deep nor big.
     if len(raw) <= DEPTH_MAX or raw.count(b"[") + raw.count(b"{") <= DEPTH_MAX:
@@ -644,6 +668,24 @@ def raw_members(data: bytes) -> dict[str, bytes]:
         return {key: bytes(raw) for key, raw in _decode_members(data).items()}
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InvalidJsonError(str(error)) from None
+
+
+def call_line(data: bytes) -> tuple[bytes | None, bytes | None]:
+    """``function`` and ``args`` of a JSON object as the bytes that stand there, insides not checked; None: it
+    has none. Other members are skipped. 0.3 us a line less than ``raw_members``.
+
+    Raises:
+        InvalidJsonError: no JSON object.
+    """
+    try:
+        line = _decode_call_line(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise InvalidJsonError(str(error)) from None
+    function, args = line.function, line.args
+    return (
+        None if function is msgspec.UNSET else bytes(function),
+        None if args is msgspec.UNSET else bytes(args),
+    )
 
 
 def raw_elements(data: bytes) -> list[bytes]:

@@ -71,8 +71,11 @@ class WireError(_Payload, kw_only=True):
     message: str
     retryable: bool = False
     reason: str | None = None
+    """The peer's own words: of a contract that reverted, of a gRPC server."""
     data: str | None = None
     """Raw bytes as 0x-hex, for reverts."""
+    status: str = ""
+    """Name of the gRPC status, for answers of gRPC servers."""
 
 
 class ResumeCallPayload(_Payload, kw_only=True):

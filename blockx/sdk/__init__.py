@@ -48,7 +48,8 @@ user code                                             backend operation and its 
 ``blockx.http``
 ``get(url, ...)``, ``post(url, ...)``                 http    hosts of ``backends.http.hosts``
 ``blockx.capability(name)``
-``.ask(operation, params)``, ``.channel()``           NAME    of ``backends.capabilities``; gRPC or other
+``.ask(operation, params, data)``                     NAME    of ``backends.capabilities``; gRPC or other
+``.channel()``: ``BridgeChannel`` for a gRPC stub     NAME    the stub's methods, their bytes as sidecar
 ===================================================== ======= ======================================
 
 Every ``rpc`` request has the parameters {params, chain?, block?}. ``chain``: a name of

@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from blockx.config import CallLimitsConfig
 from blockx.dispatcher.commands import AbortAttempt, BindCall, ResumeParent, StartAttempt
 from blockx.dispatcher.events import (
@@ -38,7 +40,7 @@ from blockx.dispatcher.model import CallError, Costs, ExecutorSnapshot
 from blockx.errors import ErrorKind, PeerProtocolError
 from blockx.ipc import messages
 from blockx.ipc.exact_json import InvalidJsonError, check_spliced
-from blockx.ipc.frames import Frame, FrameTooLargeError, encode_frame
+from blockx.ipc.frames import FrameTooLargeError, encode_frame
 from blockx.ipc.heartbeat import SchedulerSample, incarnation_number
 from blockx.ipc.heartbeat_table import HeartbeatTable
 from blockx.ipc.messages import (
@@ -74,15 +76,13 @@ CONNECTIONS_MAX_A_SLOT = 4
 NO_CALL_LIMITS = CallLimitsConfig()
 _UCRED = struct.Struct("3i")
 
-TerminalEvent = AttemptCompleted | AttemptFailed
+AdapterEvent = AttemptCompleted | AttemptFailed | CallSuspended | CallResumed | ExecutorLost
 
 
 class AdapterListener(Protocol):
     """Where facts go: the orchestrator, on the same thread."""
 
-    def handle(
-        self, event: AttemptCompleted | AttemptFailed | CallSuspended | CallResumed | ExecutorLost
-    ) -> None:
+    def handle(self, event: AdapterEvent) -> None:
         """Apply a dispatcher event."""
 
     def request_io(self, executor_id: str, message: CallWaiting, sidecar: bytes | None) -> None:
@@ -139,8 +139,7 @@ class Selector(Protocol):
         """Forget the descriptor."""
 
 
-@dataclass(slots=True)
-class Reservation:
+class Reservation(msgspec.Struct, gc=False):
     """The right of one attempt to be on an executor."""
 
     attempt_seq: int
@@ -244,6 +243,7 @@ class ExecutorAdapter:
         self._slots: dict[str, _Slot] = {}
         self._dirty: dict[str, AttachedExecutor] = {}
         self._listener: AdapterListener | None = None
+        self._emit: Callable[[AdapterEvent], None] = _no_listener
         self.counters: Counter[str] = Counter()
         """Stale and refused frames by name."""
         self.recorder: Recorder | None = None
@@ -254,6 +254,7 @@ class ExecutorAdapter:
     def set_listener(self, listener: AdapterListener) -> None:
         """Facts go there; called once before the first frame."""
         self._listener = listener
+        self._emit = listener.handle
 
     # ---- connections ---------------------------------------------------------------------------
 
@@ -375,8 +376,15 @@ class ExecutorAdapter:
         """Handle what has arrived; False once nothing more can come."""
         try:
             frames, is_open = executor.connection.receive()
-            for frame in frames:
-                self._on_frame(executor, frame)
+            # One reading of the clock for all: they were there when it was read.
+            now_ms = self._now_ms() if frames else 0
+            for body, sidecar in frames:
+                message = decode_executor_message(body)
+                # Most frames are of this kind; the others cost one more call.
+                if type(message) is CallCompleted:
+                    self._on_completed(executor, message, now_ms)
+                else:
+                    self._on_other(executor, message, sidecar, now_ms)
         except (PeerProtocolError, InvalidJsonError) as error:
             logger.bind(executor_id=executor.executor_id, pid=executor.pid, why=str(error)).error(
                 "executor broke the protocol, closing its connection"
@@ -387,16 +395,19 @@ class ExecutorAdapter:
             self._gone(executor, "")
         return is_open and bool(frames)
 
-    def _on_frame(self, executor: AttachedExecutor, frame: Frame) -> None:
-        message = decode_executor_message(frame.body)
-        if isinstance(message, CallCompleted):
-            self._on_completed(executor, message)
-        elif isinstance(message, CallWaiting):
-            self._on_waiting(executor, message, frame.sidecar)
+    def _on_other(
+        self,
+        executor: AttachedExecutor,
+        message: CallWaiting | CallFailed | Heartbeat | CallCompleted,
+        sidecar: bytes | None,
+        now_ms: int,
+    ) -> None:
+        if isinstance(message, CallWaiting):
+            self._on_waiting(executor, message, sidecar)
         elif isinstance(message, CallFailed):
-            self._on_failed(executor, message)
-        else:
-            self._on_heartbeat(executor, message)
+            self._on_failed(executor, message, now_ms)
+        elif isinstance(message, Heartbeat):
+            self._on_heartbeat(executor, message, now_ms)
 
     def _release(self, executor: AttachedExecutor, call_id: str, attempt_seq: int) -> bool:
         """Free a reservation on its terminal frame; whether the frame still means something."""
@@ -404,9 +415,10 @@ class ExecutorAdapter:
         if reservation is None or reservation.attempt_seq != attempt_seq:
             self.counters["stale_terminal_frames"] += 1
             return False
-        self._forget(executor, call_id, reservation)
         if reservation.draining_since_ms:
+            self._forget(executor, call_id, reservation)
             return False
+        del executor.reservations[call_id]
         if reservation.request_id and self._listener is not None:
             # It ended without its answer (its budget, say): a write of it must not be started now.
             self._listener.attempt_ended(call_id)
@@ -418,7 +430,9 @@ class ExecutorAdapter:
         if reservation.draining_since_ms and reservation.is_root:
             executor.draining_roots -= 1
 
-    def _on_completed(self, executor: AttachedExecutor, message: CallCompleted) -> None:
+    def _on_completed(
+        self, executor: AttachedExecutor, message: CallCompleted, now_ms: int
+    ) -> None:
         payload = message.payload
         output = bytes(payload.output)
         check_spliced(output)
@@ -435,14 +449,14 @@ class ExecutorAdapter:
                         payload.sleep_us,
                         payload.queue_us,
                     ),
-                    self._now_ms(),
+                    now_ms,
                     payload.body_started,
                     payload.budget_used_ms,
                     payload.output_tail,
                 )
             )
 
-    def _on_failed(self, executor: AttachedExecutor, message: CallFailed) -> None:
+    def _on_failed(self, executor: AttachedExecutor, message: CallFailed, now_ms: int) -> None:
         payload = message.payload
         try:
             kind = ErrorKind(payload.error_kind)
@@ -461,7 +475,7 @@ class ExecutorAdapter:
                         payload.sleep_us,
                         payload.queue_us,
                     ),
-                    self._now_ms(),
+                    now_ms,
                     payload.body_started,
                     payload.budget_used_ms,
                     payload.output_tail,
@@ -521,34 +535,32 @@ class ExecutorAdapter:
             executor, message.call_id, message.request_id, answer, sidecar, acknowledge=False
         )
 
-    def _on_heartbeat(self, executor: AttachedExecutor, message: Heartbeat) -> None:
+    def _on_heartbeat(self, executor: AttachedExecutor, message: Heartbeat, now_ms: int) -> None:
         if message.payload.executor_process_instance_id != executor.incarnation_id:
             raise PeerProtocolError("its incarnation changed within one connection")
         executor.vital = message.payload
-        executor.beat_ms = self._now_ms()
+        executor.beat_ms = now_ms
         executor.heartbeat_seq += 1
         self._send(executor, HeartbeatAck(executor_id=executor.executor_id))
-
-    def _emit(
-        self, event: AttemptCompleted | AttemptFailed | CallSuspended | CallResumed | ExecutorLost
-    ) -> None:
-        assert self._listener is not None
-        self._listener.handle(event)
 
     # ---- orders --------------------------------------------------------------------------------
 
     def bind(self, command: BindCall) -> CallBound | BindFailed:
         """Reserve a place; a sub-call passes if its parent holds a live reservation there."""
+        call_id, parent_id = command.call_id, command.parent_call_id
         executor = self._live(command.executor_id)
-        is_root = not command.parent_call_id
-        if executor is not None and executor.is_recycled:
-            executor = None
-        if executor is not None and command.call_id not in executor.reservations:
-            parent = executor.reservations.get(command.parent_call_id)
-            if is_root or (parent is not None and not parent.draining_since_ms):
-                executor.reservations[command.call_id] = Reservation(command.attempt_seq, is_root)
-                return CallBound(command.call_id, command.attempt_seq, command.executor_id)
-        return BindFailed(command.call_id, command.attempt_seq, command.executor_id)
+        if executor is not None and not executor.is_recycled:
+            reservations = executor.reservations
+            if call_id not in reservations and (
+                not parent_id or self._is_live(reservations.get(parent_id))
+            ):
+                reservations[call_id] = Reservation(command.attempt_seq, not parent_id)
+                return CallBound(call_id, command.attempt_seq, command.executor_id)
+        return BindFailed(call_id, command.attempt_seq, command.executor_id)
+
+    @staticmethod
+    def _is_live(reservation: Reservation | None) -> bool:
+        return reservation is not None and not reservation.draining_since_ms
 
     def unbind(self, call_id: str, executor_id: str) -> None:
         """Give a reservation back; idempotent with the release by the terminal frame."""
@@ -561,14 +573,13 @@ class ExecutorAdapter:
     def start(self, command: StartAttempt) -> AttemptFailed | None:
         """Queue ExecuteCall; a free-of-charge failure if the executor cannot take it now."""
         executor = self._live(command.executor_id)
-        now_ms = self._now_ms()
         if executor is None or executor.connection.outbox_is_full:
-            self.unbind(command.call_id, command.executor_id)
             error = CallError(
                 ErrorKind.EXECUTOR_CAPACITY_EXHAUSTED, "the executor's outbox is full"
             )
-            return AttemptFailed(command.call_id, command.attempt_seq, error, Costs(), now_ms)
-        function = command.function
+            return self._not_started(command, error)
+        function, limits = command.function, self._call_limits
+        deadline_ms = command.deadline_ms
         message = ExecuteCall(
             executor_id=command.executor_id,
             call_id=command.call_id,
@@ -583,25 +594,28 @@ class ExecutorAdapter:
                 call_seq=command.call_seq,
                 parent_call_id=command.parent_call_id,
                 call_budget_ms=command.budget_ms,
-                cpu_limit_ms=self._call_limits.cpu_ms,
-                io_limit_ms=self._call_limits.io_ms,
-                subcall_limit_ms=self._call_limits.subcall_ms,
-                sleep_limit_ms=self._call_limits.sleep_ms,
-                call_deadline_ms=max(1, command.deadline_ms - now_ms) if command.deadline_ms else 0,
+                cpu_limit_ms=limits.cpu_ms,
+                io_limit_ms=limits.io_ms,
+                subcall_limit_ms=limits.subcall_ms,
+                sleep_limit_ms=limits.sleep_ms,
+                call_deadline_ms=max(1, deadline_ms - self._now_ms()) if deadline_ms else 0,
             ),
         )
         if self.traces is not None:
             message.trace = self._trace_of(self.traces, executor, command)
         try:
             frame = encode_frame(message)
-        except FrameTooLargeError as error:
-            self.unbind(command.call_id, command.executor_id)
-            failure = CallError(ErrorKind.INVALID_CALL, f"arguments too large: {error}")
-            return AttemptFailed(command.call_id, command.attempt_seq, failure, Costs(), now_ms)
+        except FrameTooLargeError as too_large:
+            error = CallError(ErrorKind.INVALID_CALL, f"arguments too large: {too_large}")
+            return self._not_started(command, error)
         executor.connection.queue(frame)
         self._dirty[executor.executor_id] = executor
         executor.reservations[command.call_id].call_seq = command.call_seq
         return None
+
+    def _not_started(self, command: StartAttempt, error: CallError) -> AttemptFailed:
+        self.unbind(command.call_id, command.executor_id)
+        return AttemptFailed(command.call_id, command.attempt_seq, error, Costs(), self._now_ms())
 
     @staticmethod
     def _trace_of(
@@ -988,6 +1002,10 @@ class ExecutorAdapter:
             if slot.executor is not None and not slot.executor.is_gone:
                 slot.executor.connection.close()
         self._slots.clear()
+
+
+def _no_listener(event: AdapterEvent) -> None:
+    raise AssertionError(f"set_listener comes before the first frame: {event}")
 
 
 def _exit_text(exit_code: int | None) -> str:

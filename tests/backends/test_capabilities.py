@@ -15,10 +15,10 @@ import pytest
 from google.protobuf.wrappers_pb2 import Int64Value, StringValue
 
 import blockx
-from blockx.backends import grpc_backend
-from blockx.errors import ReadError, UsageError
+from blockx.backends import grpc_backend, grpc_peer
+from blockx.errors import GrpcError, ReadError, UsageError, read_error
 from blockx.sdk import provider as seam
-from tests.backends.harness import Io
+from tests.backends.harness import Io, outcome
 
 StartIo = Callable[..., Io]
 
@@ -46,7 +46,11 @@ class Server:
 
     def __init__(self) -> None:
         self.aborts: list[grpc.StatusCode] = []
+        self.answer_bytes = 0
         self.metadata: list[Any] = []
+        self.arrived = threading.Semaphore(0)
+        self.gone = threading.Event()
+        """Set when a client gives a request up."""
         self.gate = threading.Event()
         self.gate.set()
         handler = grpc.unary_unary_rpc_method_handler(
@@ -60,11 +64,14 @@ class Server:
         self.server.start()
 
     def square(self, request: Int64Value, context: Any) -> StringValue:
-        self.metadata.append([pair for pair in context.invocation_metadata() if pair[0] == "k"])
+        pairs = [pair for pair in context.invocation_metadata() if pair[0] in ("k", "k-bin")]
+        self.metadata.append([tuple(pair) for pair in pairs])
+        context.add_callback(lambda: None if context.code() else self.gone.set())
+        self.arrived.release()
         self.gate.wait(10)
         if self.aborts:
             context.abort(self.aborts.pop(0), "as told")
-        return StringValue(value=str(request.value**2))
+        return StringValue(value=str(request.value**2) + "." * self.answer_bytes)
 
 
 @pytest.fixture
@@ -88,13 +95,14 @@ class Direct:
         request.sidecar = sidecar
         reply = self.io.one(request)
         if reply.error is not None:
-            raise ReadError(reply.error.message, kind=reply.error.kind)
+            error = reply.error
+            raise read_error(error.kind, error.message, reason=error.reason, status=error.status)
         return reply.sidecar if reply.sidecar is not None else reply.result
 
 
 @pytest.fixture
 def connect(io: StartIo, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Io]]:
-    monkeypatch.setattr(grpc_backend, "PAUSE_FIRST_S", 0.01)
+    monkeypatch.setattr(grpc_peer, "PAUSE_FIRST_S", 0.01)
     tokens = []
 
     def start(server: Server | None = None, *, run: Any = None, **options: Any) -> Io:
@@ -139,8 +147,10 @@ def test_other_statuses_end_the_read(connect: Any, server: Server, status: str, 
     server.aborts = [grpc.StatusCode[status]]
     with pytest.raises(ReadError) as caught:
         stub().Square(Int64Value(value=3))
-    assert caught.value.kind == kind
-    text = f"prices /test.Prices/Square: {status}: as told (127.0.0.1:{server.port})"
+    assert isinstance(caught.value, GrpcError)
+    assert (caught.value.kind, caught.value.status) == (kind, status)
+    assert caught.value.detail == "as told"
+    text = f"prices: 127.0.0.1:{server.port} /test.Prices/Square: {status}: as told"
     assert str(caught.value) == text
     assert len(server.metadata) == 1
 
@@ -172,12 +182,176 @@ def test_a_cancelled_call_is_given_up(connect: Any, server: Server) -> None:
     assert reply.error.kind == "cancelled"
 
 
+def test_a_request_that_nobody_waits_for_is_given_up_at_the_server(
+    connect: Any, server: Server
+) -> None:
+    service = connect(server)
+    server.gate.clear()
+    request = service.request("prices", "/test.Prices/Square", {})
+    service.service.submit([request])
+    assert server.arrived.acquire(timeout=10)
+    service.service.cancel([request.call_id])
+    service.replies_to(request)
+    assert server.gone.wait(10)
+
+
+def test_an_error_is_also_that_of_grpc_where_grpc_is_loaded(connect: Any, server: Server) -> None:
+    connect(server)
+    server.aborts = [grpc.StatusCode.NOT_FOUND]
+    with pytest.raises(grpc.RpcError) as caught:
+        stub().Square(Int64Value(value=3))
+    assert isinstance(caught.value, ReadError)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert caught.value.details() == "as told"
+
+
+def test_without_grpc_an_error_does_not_load_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "grpc")
+    error = read_error("io_error", "text", reason="as told", status="NOT_FOUND")
+    assert type(error) is GrpcError
+    assert "grpc" not in sys.modules
+
+
+def test_bytes_travel_as_metadata(connect: Any, server: Server) -> None:
+    connect(server)
+    stub().Square(Int64Value(value=1), metadata=[("k-bin", b"\xff\x00")])
+    assert server.metadata == [[("k-bin", b"\xff\x00")]]
+
+
+@pytest.mark.parametrize("pair", [("k", b"x"), ("k-bin", "x"), ("k", 5)])
+def test_metadata_that_grpc_would_refuse_is_refused(
+    connect: Any, server: Server, pair: Any
+) -> None:
+    connect(server)
+    with pytest.raises(TypeError, match=r"metadata 'k(-bin)?': values are text, or bytes where"):
+        stub().Square(Int64Value(value=1), metadata=[pair])
+
+
+def test_credentials_belong_to_the_configuration(connect: Any, server: Server) -> None:
+    connect(server)
+    with pytest.raises(TypeError, match=r"credentials belong to backends\.capabilities\.prices"):
+        stub().Square(Int64Value(value=1), credentials=object())
+
+
+def test_a_message_over_the_limit_ends_at_once(
+    connect: Any, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_backend, "MESSAGE_BYTES_MAX", 100)
+    service = connect(server)
+    request = service.request("prices", "/test.Prices/Square", {})
+    request.sidecar = b"x" * 101
+    text = "prices /test.Prices/Square: a request of 101 bytes; the limit is 100 bytes: send it in parts"
+    assert outcome(service.one(request)) == ("io_error", text)
+    server.answer_bytes = 200
+    kind, message = outcome(service.one(service.request("prices", "/test.Prices/Square", {})))
+    assert kind == "io_error"
+    assert "RESOURCE_EXHAUSTED: " in message
+    assert "larger than max" in message
+    assert message.endswith("; send or ask for less at once")
+    assert len(server.metadata) == 1
+
+
+# ---- methods that only read ------------------------------------------------------------------------
+
+
+def squares(service: Io, number: int, count: int, **more: Any) -> list[Any]:
+    requests = []
+    for _ in range(count):
+        request = service.request("prices", "/test.Prices/Square", {}, **more)
+        request.sidecar = Int64Value(value=number).SerializeToString()
+        requests.append(request)
+    return requests
+
+
+@pytest.mark.parametrize(
+    ("reads", "sent"),
+    [([], 6), (["/test.Prices/Square"], 2), (["/test.Prices/*"], 2), (["/test.Prices/Other"], 6)],
+    ids=["none", "the method", "all of the service", "another method"],
+)
+def test_equal_requests_on_their_way_are_one_if_the_method_only_reads(
+    connect: Any, server: Server, reads: list[str], sent: int
+) -> None:
+    service = connect(server, reads=reads)
+    server.gate.clear()
+    requests = [*squares(service, 2, 3), *squares(service, 3, 3)]
+    service.service.submit(requests)
+    for _ in range(sent):
+        assert server.arrived.acquire(timeout=10)
+    server.gate.set()
+    answers = [StringValue.FromString(r.sidecar).value for r in service.replies_to(*requests)]
+    assert answers == ["4"] * 3 + ["9"] * 3
+    assert len(server.metadata) == sent
+
+
+def test_other_metadata_is_another_request(connect: Any, server: Server) -> None:
+    service = connect(server, reads=["/test.Prices/*"])
+    first, second = squares(service, 2, 2)
+    second.params = b'{"metadata":[["k","v"]]}'
+    service.ask(first, second)
+    assert sorted(server.metadata) == [[], [("k", "v")]]
+
+
+def test_one_reader_that_leaves_does_not_end_the_others(connect: Any, server: Server) -> None:
+    service = connect(server, reads=["/test.Prices/*"])
+    server.gate.clear()
+    first, second, third = squares(service, 2, 3)
+    third.budget_left_ms = 20
+    service.service.submit([first, second, third])
+    assert server.arrived.acquire(timeout=10)
+    service.service.cancel([first.call_id])
+    assert [outcome(r)[0] for r in service.replies_to(first, third)] == [
+        "cancelled",
+        "deadline_exceeded",
+    ]
+    server.gate.set()
+    (reply,) = service.replies_to(second)
+    assert StringValue.FromString(reply.sidecar).value == "4"
+    assert len(server.metadata) == 1
+
+
+def test_after_the_last_reader_has_left_an_equal_request_is_sent_anew(
+    connect: Any, server: Server
+) -> None:
+    service = connect(server, reads=["/test.Prices/*"])
+    server.gate.clear()
+    first, second = squares(service, 2, 2)
+    service.service.submit([first])
+    assert server.arrived.acquire(timeout=10)
+    service.service.cancel([first.call_id])
+    service.service.submit([second])
+    assert server.arrived.acquire(timeout=10)
+    server.gate.set()
+    replies = service.replies_to(first, second)
+    assert [reply.error and reply.error.kind for reply in replies] == ["cancelled", None]
+
+
+def test_answers_of_reads_are_kept_for_a_task_where_that_is_allowed(
+    connect: Any, server: Server
+) -> None:
+    service = connect(server, reads=["/test.Prices/*"], cache_bytes=1_000_000)
+    for task in ("a@1", "a@1", "b@1"):
+        service.ask(*squares(service, 2, 1, task=task))
+    assert len(server.metadata) == 2
+    service.service.task_ended("a@1")
+    service.ask(*squares(service, 2, 1, task="a@1"))
+    assert len(server.metadata) == 3
+
+
+def test_errors_are_not_kept(connect: Any, server: Server) -> None:
+    service = connect(server, reads=["/test.Prices/*"], cache_bytes=1_000_000)
+    server.aborts = [grpc.StatusCode.NOT_FOUND]
+    replies = [service.one(request) for request in squares(service, 2, 2)]
+    assert [reply.error is None for reply in replies] == [False, True]
+
+
 def test_streams_and_futures_are_refused_when_they_are_called(connect: Any, server: Server) -> None:
     connect(server)
     with pytest.raises(TypeError, match="Watch: streams are not offered"):
         stub().Watch(Int64Value(value=1))
     with pytest.raises(TypeError, match="futures are not offered"):
         stub().Square.future(Int64Value(value=1))
+    with pytest.raises(TypeError, match="with_call is not offered"):
+        stub().Square.with_call(Int64Value(value=1))
 
 
 @pytest.mark.parametrize(
@@ -191,6 +365,18 @@ def test_a_wrong_request_is_refused(
     with pytest.raises(ReadError) as caught:
         blockx.capability("prices").ask(operation, params)
     assert caught.value.kind == kind
+
+
+@pytest.mark.parametrize("data", [Int64Value(value=1), "text", bytearray(b"x")])
+def test_data_that_is_no_bytes_is_refused_where_it_is_given(
+    connect: Any, server: Server, data: Any
+) -> None:
+    connect(server)
+    prices = blockx.capability("prices")
+    with pytest.raises(TypeError, match=r"prices /test.Prices/Square: the data is bytes, .* not "):
+        prices.ask("/test.Prices/Square", data=data)
+    with pytest.raises(TypeError, match=r"prices /test.Prices/Square: the data is bytes, .* not "):
+        prices.channel().unary_unary("/test.Prices/Square")(data)
 
 
 def test_a_capability_has_a_name() -> None:
@@ -207,6 +393,7 @@ def test_a_capability_has_a_name() -> None:
         ({"rpc": {"kind": "grpc"}}, r"capabilities\.rpc: the name belongs to the section backends\.rpc"),
         ({"x": {"kind": "grpc"}}, r"capabilities\.x: options: .*`target`"),
         ({"x": {"kind": "grpc", "options": {"target": "a", "tsl": 1}}}, r"capabilities\.x: options: .*`tsl`"),
+        ({"x": {"kind": "grpc", "options": {"target": "a", "reads": ["Square"]}}}, r"`\$\.reads\[0\]`"),
         ({"x": {"kind": "nothing"}}, r"capabilities\.x: there is no kind 'nothing' \(there are: grpc"),
     ],
 )  # fmt: skip

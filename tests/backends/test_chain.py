@@ -125,7 +125,10 @@ def test_reads_of_a_task_stay_on_the_block_that_was_replaced(
     assert outcome(service.one(service.rpc("eth_getBalance", poor, block=3))) == "0x5"
     own_chain.reorg(3)
     gone = service.one(service.rpc("eth_getBalance", rich, block=3))
+    traces = service.one(service.rpc("trace_block", block=3))  # takes a height alone
     anew = service.one(service.rpc("eth_getBalance", poor, block=3, task="t@2"))
-    assert gone.error is not None
-    assert gone.error.kind == "block_unknown"
+    for reply in (gone, traces):
+        assert reply.error is not None
+        assert reply.error.kind == "block_unknown"
+    assert outcome(service.one(service.rpc("trace_block", block=3, task="t@2"))) == []
     assert outcome(anew) == "0x0"

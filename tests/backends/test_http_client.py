@@ -10,6 +10,9 @@ import pytest
 
 from blockx.backends import http_client
 from blockx.backends.http_client import HttpAnswer, HttpClient, HttpTrouble
+from blockx.backends.service import new_loop
+
+pytestmark = pytest.mark.usefixtures("loop_kind")
 
 WAIT_S = 10.0
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -68,7 +71,8 @@ def run(
                 writer.close()
             await asyncio.sleep(0)  # connections hear that they are closed
 
-    return asyncio.run(asyncio.wait_for(main(), WAIT_S))
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        return runner.run(asyncio.wait_for(main(), WAIT_S))
 
 
 async def post(client: HttpClient, body: bytes = b"{}", **more: Any) -> HttpAnswer | HttpTrouble:

@@ -76,7 +76,7 @@ def test_many_rows_come_in_the_order_of_their_keys(tables: Io) -> None:
             "tokens",
             {"rows": []},
             "upsert_rows: tables of backends.blockdb.memory are read-only and have get_row and "
-            "get_rows alone; use backends.blockdb.path for a table store",
+            "get_rows alone; use backends.blockdb.path or .url for a table store",
         ),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from blockx.backends import rpc_urls
-from blockx.backends.rpc_urls import ChainUrls, NodeUrl
+from blockx.backends.rpc_urls import Allowance, ChainUrls, NodeUrl
 from blockx.config import RpcBackendConfig, RpcUrlConfig
 from blockx.errors import ErrorKind
 from tests.backends.harness import Io, outcome
@@ -17,11 +17,13 @@ StartIo = Callable[..., Io]
 A, B, C = "http://a", "http://b", "http://c"
 
 
-def urls(*named: str, posts_max: int = 8, **per_url: Any) -> ChainUrls:
+def urls(
+    *named: str, posts_max: int = 8, posts: Allowance | None = None, **per_url: Any
+) -> ChainUrls:
     """``a={"weight": 2}``: what differs for ``http://a``."""
     settings = {f"http://{name}": RpcUrlConfig(**own) for name, own in per_url.items()}
     config = RpcBackendConfig(urls=list(named), per_url=settings, posts_max=posts_max)
-    return ChainUrls("dev", config, 1_000)
+    return ChainUrls("dev", config, 1_000, posts or Allowance(0))
 
 
 def fail(chain: ChainUrls, url: NodeUrl, now: float, pause_s: float | None = None) -> None:
@@ -158,6 +160,20 @@ def test_a_rate_below_one_burst_still_lets_single_requests_through() -> None:
     assert url.ready_at(10.2, 5) == pytest.approx(10.5)
 
 
+def test_the_posts_of_all_urls_of_all_chains_share_one_rate() -> None:
+    posts = Allowance(1_000, rpc_urls.POSTS_BURST_S)
+    both = urls(A, posts=posts).all + urls(B, posts=posts).all
+    sent = []
+    for step in range(101):  # 10 ms
+        for url in both:
+            if url.room(100.0 + step / 10_000, 300):
+                url.sent(100)
+                sent.append(url.shown)
+    assert len(sent) == 15, "5 at once, then one a millisecond"
+    assert set(sent) == {A, B}
+    assert both[0].ready_at(100.01, 300) == pytest.approx(100.015), "the next 5"
+
+
 def test_a_batch_limit_that_was_guessed_grows_again_and_a_stated_one_does_not() -> None:
     chain = urls(A, B)
     guessed, stated = chain.all
@@ -193,6 +209,15 @@ def test_a_rate_limited_url_is_never_asked_faster(io: StartIo, node: Node) -> No
     assert [outcome(reply) for reply in replies] == [[hex(n)] for n in range(60)]
     assert [len(post) for post in node.posts] == [50, 10]
     assert replies[59].queue_us >= 45_000, "waiting for the rate is no IO time"
+
+
+def test_single_requests_leave_no_faster_than_the_posts_of_the_io_thread_may(
+    io: StartIo, node: Node
+) -> None:
+    service = io(rpc={"dev": {"urls": [node.url], "batch_max": 1}}, rpc_posts_per_s=200)
+    replies = service.ask(*[service.rpc("web3_sha3", hex(n)) for n in range(20)])
+    assert [outcome(reply) for reply in replies] == [[hex(n)] for n in range(20)]
+    assert max(reply.queue_us for reply in replies) >= 90_000, "19 of them wait 5 ms each"
 
 
 def test_a_dead_url_is_probed_with_one_request_while_another_serves(

@@ -1,7 +1,8 @@
 """The io thread: grouping, unknown names, failing backends, order, the end."""
 
+import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from tests.backends.harness import Io, outcome
 
 StartIo = Callable[..., Io]
 
+pytestmark = pytest.mark.usefixtures("loop_kind")
+
 
 class Echo:
     """A backend that answers with the parameters; ``fail`` makes it raise, ``hold`` makes it keep quiet."""
@@ -20,9 +23,11 @@ class Echo:
         self.threads: set[str] = set()
         self.story: list[str] = []
         self.closed = False
+        self.loop = ""
 
     async def start(self) -> None:
         self.threads.add(threading.current_thread().name)
+        self.loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
 
     def submit(self, request: IoRequest, reply: Reply) -> None:
         self.threads.add(threading.current_thread().name)
@@ -55,8 +60,14 @@ def echo() -> Echo:
 
 
 @pytest.fixture
-def service(tmp_path: Path, echo: Echo) -> Io:
-    return Io(tmp_path, {}, {"echo": echo})
+def service(tmp_path: Path, echo: Echo) -> Iterator[Io]:
+    started = Io(tmp_path, {}, {"echo": echo})
+    yield started
+    started.stop()
+
+
+def test_the_loop_is_uvloops_where_it_is_installed(service: Io, echo: Echo, loop_kind: str) -> None:
+    assert echo.loop == loop_kind
 
 
 def test_replies_of_one_turn_come_as_one_group_on_the_io_thread(service: Io, echo: Echo) -> None:
@@ -77,7 +88,7 @@ def test_an_unknown_backend_is_an_error_that_says_what_to_do(service: Io) -> Non
         ),
         (
             "io_error",
-            "backend 'blockdb' is not configured; add backends.blockdb.path (a SQLite file) to "
+            "backend 'blockdb' is not configured; add backends.blockdb.path (a SQLite file) or .url (PostgreSQL) to "
             "config.yaml (configured: echo)",
         ),
         ("io_error", "backend 'other' is not configured (configured: echo)"),

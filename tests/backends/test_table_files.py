@@ -1,20 +1,16 @@
-"""Tables from and to JSONL, and SQL over the store."""
+"""Tables from and to JSONL, and SQL over the store; each of the table stores."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from blockx.backends.table_files import dump, load, query
+from blockx.backends.table_files import SqliteFiles
 from blockx.errors import UsageError
+from tests.backends.conftest import StorePlace
 from tests.backends.harness import Io, outcome
 
 StartIo = Callable[..., Io]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "store.sqlite"
 
 
 @pytest.fixture
@@ -45,27 +41,27 @@ BIG = str(2**256 - 1)
         (
             "time",
             None,
-            ['{"key":{"p":1},"at":5,"row":{"v":1}}', '{"key":{"p":1},"at":7.5,"row":{}}'],
+            ['{"key":{"p":1},"at":5,"row":{"v":1}}', '{"key":{"p":1},"at":10.5,"row":{}}'],
         ),
         ("time", ["p"], ['{"key":{"p":1},"at":"2024-01-01T00:00:00.000000Z","row":{"v":1}}']),
     ],
     ids=["table", "block", "time as number", "time as text"],
 )
 def test_what_is_loaded_is_dumped_digit_for_digit(
-    store: Path, rows: Callable[..., Path], kind: str, key: list[str] | None, lines: list[str]
+    place: StorePlace, rows: Callable[..., Path], kind: str, key: list[str] | None, lines: list[str]
 ) -> None:
-    assert load(store, "t", rows(*lines), kind, key) == len(lines)
-    assert [line.decode() for line in dump(store, "t")] == lines
+    assert place.files.load("t", rows(*lines), kind, key) == len(lines)
+    assert [line.decode() for line in place.files.dump("t")] == lines
 
 
-def test_loading_again_upserts(store: Path, rows: Callable[..., Path]) -> None:
-    load(store, "t", rows('{"id":1,"v":1}', '{"id":2,"v":1}'), "table", ["id"])
-    assert load(store, "t", rows('{"id":2,"v":2}', "", '{"id":3,"v":2}')) == 2
-    assert list(dump(store, "t")) == [b'{"id":1,"v":1}', b'{"id":2,"v":2}', b'{"id":3,"v":2}']
+def test_loading_again_upserts(place: StorePlace, rows: Callable[..., Path]) -> None:
+    place.files.load("t", rows('{"id":1,"v":1}', '{"id":2,"v":1}'), "table", ["id"])
+    assert place.files.load("t", rows('{"id":2,"v":2}', "", '{"id":3,"v":2}')) == 2
+    assert list(place.files.dump("t")) == [b'{"id":1,"v":1}', b'{"id":2,"v":2}', b'{"id":3,"v":2}']
 
 
-def test_an_empty_file_loads_nothing(store: Path, rows: Callable[..., Path]) -> None:
-    assert load(store, "t", rows(), "table", ["id"]) == 0
+def test_an_empty_file_loads_nothing(place: StorePlace, rows: Callable[..., Path]) -> None:
+    assert place.files.load("t", rows(), "table", ["id"]) == 0
 
 
 STATE = '{"key":{"p":1},"block":1,"state":{}}'
@@ -111,7 +107,7 @@ MOMENT = '{"key":{"p":1},"at":1,"row":{}}'
     ],
 )
 def test_a_wrong_line_is_named_and_nothing_is_loaded(
-    store: Path,
+    place: StorePlace,
     rows: Callable[..., Path],
     kind: str,
     key: list[str] | None,
@@ -119,41 +115,57 @@ def test_a_wrong_line_is_named_and_nothing_is_loaded(
     message: str,
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        load(store, "t", rows(*lines), kind, key)
+        place.files.load("t", rows(*lines), kind, key)
     assert message in str(caught.value)
     with pytest.raises(UsageError, match="has no table 't'; there are: none"):
-        list(dump(store, "t"))
+        list(place.files.dump("t"))
 
 
-def test_files_that_are_not_there_are_named(store: Path, tmp_path: Path) -> None:
+def test_files_that_are_not_there_are_named(place: StorePlace, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no\.jsonl: No such file or directory"):
-        load(store, "t", tmp_path / "no.jsonl", "table", ["id"])
-    with pytest.raises(UsageError, match="there is no table store; `table load` makes one"):
-        list(dump(tmp_path / "no.sqlite", "t"))
+        place.files.load("t", tmp_path / "no.jsonl", "table", ["id"])
+    missing = {
+        "sqlite": "there is no table store; `table load` makes one",
+        "postgres": "/postgres has no table 't'; there are: none",
+    }
+    files = SqliteFiles(tmp_path / "no.sqlite") if place.kind == "sqlite" else place.files
+    with pytest.raises(UsageError, match=missing[place.kind]):
+        list(files.dump("t"))
 
 
-def test_sql_reads_the_store_and_cannot_change_it(store: Path, rows: Callable[..., Path]) -> None:
-    load(store, "t", rows('{"id":1}', '{"id":2}'), "table", ["id"])
-    columns, found = query(store, "SELECT key, row FROM t ORDER BY key")
+def test_sql_reads_the_store_and_cannot_change_it(
+    place: StorePlace, rows: Callable[..., Path]
+) -> None:
+    place.files.load("t", rows('{"id":1}', '{"id":2}'), "table", ["id"])
+    columns, found = place.files.query("SELECT key, row FROM t ORDER BY key")
     assert (columns, list(found)) == (["key", "row"], [("[1]", '{"id":1}'), ("[2]", '{"id":2}')])
-    for sql, why in [
-        ("DELETE FROM t", "attempt to write a readonly database"),
-        ("SELECT * FROM missing", "no such table: missing"),
-        ("SELECT 1; SELECT 2", "You can only execute one statement at a time"),
-    ]:
+    refusals = {
+        "sqlite": [
+            ("DELETE FROM t", "attempt to write a readonly database"),
+            ("SELECT * FROM missing", "no such table: missing"),
+            ("SELECT 1; SELECT 2", "You can only execute one statement at a time"),
+        ],
+        "postgres": [
+            ("DELETE FROM t", "cannot execute DELETE in a read-only transaction"),
+            ("SELECT * FROM missing", 'relation "missing" does not exist'),
+            ("SELECT 1; SELECT 2", "cannot insert multiple commands into a prepared statement"),
+        ],
+    }
+    for sql, why in refusals[place.kind]:
         with pytest.raises(UsageError, match=why):
-            query(store, sql)
+            place.files.query(sql)
+    assert len(list(place.files.dump("t"))) == 2
 
 
 def test_a_time_table_answers_as_of_a_moment(
-    io: StartIo, store: Path, rows: Callable[..., Path]
+    io: StartIo, place: StorePlace, rows: Callable[..., Path]
 ) -> None:
     lines = [
         '{"key":{"p":1},"at":"2024-01-01T00:00:00Z","row":{"v":1}}',
         '{"key":{"p":1},"at":"2024-01-02T01:00:00+01:00","row":{"v":2}}',
     ]
-    load(store, "t", rows(*lines), "time")
-    service = io(blockdb={"path": str(store)})
+    place.files.load("t", rows(*lines), "time")
+    service = io(blockdb=place.blockdb)
     moments = ["2023-12-31T23:59:59Z", "2024-01-01", "2024-01-01T23:59:59.999999Z", "2024-01-02"]
     replies = service.ask(
         *[service.table("get_row_at", "t", key={"p": 1}, at=at) for at in [*moments, 5]]

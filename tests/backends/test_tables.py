@@ -1,34 +1,22 @@
-"""The table store as a backend: key rules, versions, durability, faults of the file."""
+"""The table stores as backends, each test with each of them: key rules, versions, durability."""
 
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from blockx.backends import tables
+from blockx.backends import table_requests
 from blockx.errors import UsageError
+from tests.backends.conftest import StorePlace
 from tests.backends.harness import Io, outcome
 
 StartIo = Callable[..., Io]
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "data" / "store.sqlite"
-
-
-@pytest.fixture
-def store(io: StartIo, path: Path) -> Io:
-    return io(blockdb={"path": str(path)})
 
 
 def ask(store: Io, operation: str, table: str, **params: Any) -> Any:
@@ -38,14 +26,20 @@ def ask(store: Io, operation: str, table: str, **params: Any) -> Any:
 # ---- tables of rows ------------------------------------------------------------------------------
 
 
-def test_a_row_comes_back_as_it_was_written_digit_for_digit(store: Io, path: Path) -> None:
+def test_a_row_comes_back_as_it_was_written_digit_for_digit(store: Io, place: StorePlace) -> None:
     row = {"id": "a", "big": 2**256 - 1, "float": 1.0, "int": 1, "text": "ü\n", "none": None}
     assert ask(store, "upsert_rows", "t", rows=[row], key=["id"]) is None
     assert ask(store, "get_row", "t", key={"id": "a"}) == row
     assert ask(store, "get_row", "t", key={"id": "b"}) is None
-    with sqlite3.connect(path) as db:
-        assert db.execute("SELECT key, row FROM t").fetchall() == [('["a"]', json.dumps(row))]
-    db.close()
+    columns, rows = place.files.query("SELECT key, row FROM t")
+    assert (columns, list(rows)) == (["key", "row"], [('["a"]', json.dumps(row))])
+
+
+def test_texts_that_databases_stumble_over_are_kept(store: Io) -> None:
+    rows = [{"id": text, "v": text} for text in ("\0", "'", '"', "\\", "\u2028", "😀", "", "{}")]
+    rows.append({"id": "deep", "v": json.loads("[" * 200 + "]" * 200)})
+    ask(store, "upsert_rows", "t", rows=rows, key=["id"])
+    assert ask(store, "get_rows", "t", keys=[{"id": row["id"]} for row in rows]) == rows
 
 
 def test_an_upsert_replaces_the_row_of_the_same_key_and_the_last_of_equal_keys_stays(
@@ -89,7 +83,7 @@ def test_deleted_rows_are_gone_and_missing_ones_are_fine(store: Io) -> None:
 # ---- who declares the key ------------------------------------------------------------------------
 
 
-def test_an_upsert_before_the_key_is_known_says_how_to_declare_it(store: Io, path: Path) -> None:
+def test_an_upsert_before_the_key_is_known_says_how_to_declare_it(store: Io) -> None:
     assert ask(store, "upsert_rows", "t", rows=[{"id": 1}]) == (
         "io_error",
         "table t is new and its key is not known: write Table('t', key=[…]), or "
@@ -103,8 +97,18 @@ def test_the_fields_of_the_first_get_row_declare_the_key(store: Io) -> None:
     assert ask(store, "get_row", "t", key={"id": 1}) == {"id": 1, "v": 2}
 
 
-def test_the_configuration_declares_the_key(io: StartIo, path: Path) -> None:
-    store = io(blockdb={"path": str(path), "tables": {"t": {"key": ["id"]}}})
+def test_tables_that_were_only_ever_read_are_forgotten_at_some_point(
+    store: Io, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_requests, "FIRST_READS_MAX", 2)
+    for name in ("t1", "t2", "t3"):
+        assert ask(store, "get_row", name, key={"id": 1}) is None
+    outcomes = [ask(store, "upsert_rows", name, rows=[{"id": 1}]) for name in ("t1", "t2", "t3")]
+    assert [outcome is None for outcome in outcomes] == [False, True, True]
+
+
+def test_the_configuration_declares_the_key(io: StartIo, place: StorePlace) -> None:
+    store = io(blockdb={**place.blockdb, "tables": {"t": {"key": ["id"]}}})
     assert ask(store, "upsert_rows", "t", rows=[{"id": 1, "v": 2}]) is None
     assert ask(store, "get_row", "t", key={"v": 2}) == (
         "io_error",
@@ -113,7 +117,7 @@ def test_the_configuration_declares_the_key(io: StartIo, path: Path) -> None:
 
 
 def test_another_key_than_the_stores_is_refused_wherever_it_is_declared(
-    io: StartIo, store: Io, path: Path
+    io: StartIo, store: Io, place: StorePlace
 ) -> None:
     ask(store, "upsert_rows", "t", rows=[{"id": 1}], key=["id"])
     message = "table t has the key id in the store, but v is declared for it"
@@ -123,13 +127,13 @@ def test_another_key_than_the_stores_is_refused_wherever_it_is_declared(
     with pytest.raises(
         UsageError, match=r"backends\.blockdb\.tables\.t: its key in .* is id, not v"
     ):
-        io(blockdb={"path": str(path), "tables": {"t": {"key": ["v"]}}})
+        io(blockdb={**place.blockdb, "tables": {"t": {"key": ["v"]}}})
 
 
-def test_the_key_is_kept_in_the_file(io: StartIo, store: Io, path: Path) -> None:
+def test_the_key_is_kept_in_the_store(io: StartIo, store: Io, place: StorePlace) -> None:
     ask(store, "upsert_rows", "t", rows=[{"id": 1, "v": 2}], key=["id"])
     store.stop()
-    again = io(blockdb={"path": str(path)})
+    again = io(blockdb=place.blockdb)
     assert ask(again, "upsert_rows", "t", rows=[{"id": 2, "v": 3}]) is None
     assert ask(again, "get_row", "t", key={"v": 2}) == (
         "io_error",
@@ -262,7 +266,7 @@ def test_a_row_that_would_break_a_line_is_refused(store: Io) -> None:
 def test_an_answer_too_long_for_a_frame_fails_that_read(
     store: Io, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "RESULT_BYTES_MAX", 50)
+    monkeypatch.setattr(table_requests, "RESULT_BYTES_MAX", 50)
     ask(store, "upsert_rows", "t", rows=[{"id": 1}, {"id": 2, "text": "x" * 99}], key=["id"])
     replies = store.ask(*[store.table("get_row", "t", key={"id": n}) for n in (1, 2)])
     assert [outcome(reply) for reply in replies] == [
@@ -276,9 +280,9 @@ def test_an_answer_too_long_for_a_frame_fails_that_read(
 
 @pytest.mark.parametrize("coalesce", [True, False])
 def test_many_reads_and_writes_at_once_are_all_answered(
-    io: StartIo, path: Path, coalesce: bool
+    io: StartIo, place: StorePlace, coalesce: bool
 ) -> None:
-    store = io(blockdb={"path": str(path), "coalesce": coalesce})
+    store = io(blockdb={**place.blockdb, "coalesce": coalesce})
     ask(store, "upsert_rows", "t", rows=[{"id": -1}], key=["id"])
     store.ask(*[store.table("upsert_rows", "t", rows=[{"id": n, "v": n}]) for n in range(300)])
     replies = store.ask(*[store.table("get_row", "t", key={"id": n}) for n in range(300)])
@@ -303,155 +307,26 @@ def test_a_write_of_a_cancelled_call_is_not_started(store: Io) -> None:
     assert ask(store, "get_rows", "t", keys=[{"id": 1}, {"id": 2}]) == [{"id": 1}, None]
 
 
-# ---- the file ------------------------------------------------------------------------------------
+# ---- other processes ----------------------------------------------------------------------------
 
 
-def test_a_file_that_does_not_exist_is_made_by_the_first_write_alone(store: Io, path: Path) -> None:
-    assert ask(store, "get_row", "t", key={"id": 1}) is None
-    assert not path.exists()
-    ask(store, "upsert_rows", "t", rows=[{"id": 1}])
-    assert path.exists()
-
-
-def test_what_another_process_writes_is_seen(store: Io, path: Path, tmp_path: Path) -> None:
-    from blockx.backends import table_files
-
+def test_what_another_process_writes_is_seen(store: Io, place: StorePlace, tmp_path: Path) -> None:
     ask(store, "upsert_rows", "t", rows=[{"id": 1}], key=["id"])
     assert ask(store, "get_row", "u", key={"id": 7}) is None
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"id": 7, "v": 8}\n')
-    table_files.load(path, "u", rows, "table", ["id"])
+    place.files.load("u", rows, "table", ["id"])
     assert ask(store, "get_row", "u", key={"id": 7}) == {"id": 7, "v": 8}
 
 
-def test_a_file_that_is_no_database_stops_the_start(io: StartIo, tmp_path: Path) -> None:
-    (tmp_path / "x.sqlite").write_bytes(b"no database " * 100)
-    with pytest.raises(UsageError) as caught:
-        io(blockdb={"path": "x.sqlite"})
-    assert str(caught.value) == (
-        f"backends.blockdb.path: table store {tmp_path}/x.sqlite: the file is no SQLite database"
-    )
-
-
-def test_a_database_of_somebody_else_is_left_alone(io: StartIo, tmp_path: Path) -> None:
-    db = sqlite3.connect(tmp_path / "x.sqlite")
-    db.execute("CREATE TABLE mine(a)")
-    db.close()
-    with pytest.raises(UsageError, match="but not a table store of this version of blockx"):
-        io(blockdb={"path": "x.sqlite"})
-
-
-def test_a_damaged_file_fails_the_read_clearly(io: StartIo, store: Io, path: Path) -> None:
-    rows = [{"id": n, "text": "x" * 500} for n in range(200)]
-    ask(store, "upsert_rows", "t", rows=rows, key=["id"])
-    store.stop()
-    body = bytearray(path.read_bytes())
-    body[3 * 4096 :] = b"\xff" * (len(body) - 3 * 4096)
-    path.write_bytes(body)
-    damaged = io(blockdb={"path": str(path)})
-    assert ask(damaged, "get_row", "t", key={"id": 100}) == (
-        "io_error",
-        f"table store {path}: the file is damaged; restore a copy, or save what can be read with "
-        "`sqlite3 FILE .recover`",
-    )
-
-
-@pytest.mark.slow
-def test_a_locked_file_is_waited_for_and_then_unavailable(
-    io: StartIo, store: Io, path: Path
-) -> None:
-    ask(store, "upsert_rows", "t", rows=[{"id": 1}], key=["id"])
-    store.stop()
-    hasty = io(blockdb={"path": str(path)}, run={"io_wait_max_ms": 1})
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    assert ask(hasty, "upsert_rows", "t", rows=[{"id": 2}]) == (
-        "unavailable",
-        f"table store {path}: it is locked by another process",
-    )
-    assert ask(hasty, "get_row", "t", key={"id": 1}) == {"id": 1}, "a writer does not stop readers"
-    other.execute("COMMIT")
-    other.close()
-    assert ask(hasty, "upsert_rows", "t", rows=[{"id": 2}]) is None
-
-
-def test_a_write_goes_on_when_the_lock_is_gone(
-    store: Io, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tables, "WRITER_BUSY_MS", 1)
-    ask(store, "upsert_rows", "t", rows=[{"id": 1}], key=["id"])
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    write = store.table("upsert_rows", "t", rows=[{"id": 2}])
-    store.service.submit([write])
-    writer, give_up = store.service._backends_now["blockdb"]._writer, time.monotonic() + 10
-    while writer.lock_waits < 2:
-        assert time.monotonic() < give_up
-    other.execute("COMMIT")
-    other.close()
-    [reply] = store.replies_to(write)
-    assert outcome(reply) is None
-
-
-def test_a_locked_file_does_not_hold_up_the_end(
-    store: Io, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tables, "WRITER_BUSY_MS", 1)
-    ask(store, "upsert_rows", "t", rows=[{"id": 1}], key=["id"])
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    store.service.submit([store.table("upsert_rows", "t", rows=[{"id": 2}])])
-    store.stop()
-    other.close()
-    assert {"io", "tables"}.isdisjoint(thread.name for thread in threading.enumerate())
-
-
-def test_commits_are_on_disk_before_they_are_acknowledged(store: Io) -> None:
-    ask(store, "upsert_rows", "t", rows=[{"id": 1}], key=["id"])
-    db = store.service._backends_now["blockdb"]._writer._db
-    pragmas = [db.execute(f"PRAGMA {name}").fetchone() for name in ("journal_mode", "synchronous")]
-    assert pragmas == [("wal",), (2,)]
-
-
-def test_a_folder_that_cannot_be_made_fails_the_upsert_clearly(io: StartIo, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    store = io(blockdb={"path": "file/store.sqlite"})
-    kind, message = ask(store, "upsert_rows", "t", rows=[{"id": 1}], key=["id"])
-    assert kind == "io_error"
-    assert message.startswith(f"table store {tmp_path}/file/store.sqlite: ")
-
-
-def test_a_full_disk_fails_the_upserts_that_do_not_fit_and_keeps_the_acknowledged(
-    io: StartIo, store: Io, path: Path
-) -> None:
-    ask(store, "upsert_rows", "t", rows=[{"id": 0}], key=["id"])
-    store.service._backends_now["blockdb"]._writer._db.execute("PRAGMA max_page_count=20")
-    replies = store.ask(
-        store.table("upsert_rows", "t", rows=[{"id": 1, "text": "small"}]),
-        store.table("upsert_rows", "t", rows=[{"id": n, "text": "x" * 3000} for n in range(2, 99)]),
-        store.table("upsert_rows", "t", rows=[{"id": 99}]),
-    )
-    assert [outcome(reply) for reply in replies] == [
-        None,
-        (
-            "io_error",
-            f"table store {path}: the disk is full; nothing of this request was written",
-        ),
-        None,
-    ]
-    store.stop()
-    again = io(blockdb={"path": str(path)})
-    rows = ask(again, "get_rows", "t", keys=[{"id": n} for n in (0, 1, 2, 98, 99)])
-    assert rows == [{"id": 0}, {"id": 1, "text": "small"}, None, None, {"id": 99}]
-
-
 WRITER = """
+import json
 import sys
 import threading
 import time
 from pathlib import Path
 from tests.backends.harness import Io
-store = Io(Path(sys.argv[1]).parent, {"blockdb": {"path": sys.argv[1]}})
+store = Io(Path(), {"blockdb": json.loads(sys.argv[1])})
 store.one(store.table("upsert_rows", "t", rows=[{"id": -1}], key=["id"]))
 for n in range(10**9):
     writes = [store.table("upsert_rows", "t", rows=[{"id": 8 * n + i}, {"id": -(8 * n + i) - 2}]) for i in range(8)]
@@ -464,11 +339,14 @@ for n in range(10**9):
 @pytest.mark.slow
 @pytest.mark.parametrize("lines", [1, 20, 50])
 def test_nothing_acknowledged_is_lost_or_half_there_when_the_process_is_killed(
-    io: StartIo, path: Path, lines: int
+    io: StartIo, place: StorePlace, lines: int
 ) -> None:
     root = Path(__file__).parents[2]
     process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(path)], cwd=root, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", WRITER, json.dumps(place.blockdb)],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     with process:
         assert process.stdout is not None
@@ -476,30 +354,9 @@ def test_nothing_acknowledged_is_lost_or_half_there_when_the_process_is_killed(
             acknowledged = int(process.stdout.readline())
         os.kill(process.pid, signal.SIGKILL)
         acknowledged = max([acknowledged, *map(int, process.stdout.read().split())])
-    store = io(blockdb={"path": str(path)})
+    store = io(blockdb=place.blockdb)
     ids = range(acknowledged + 100)
     there = ask(store, "get_rows", "t", keys=[{"id": n} for n in ids])
     partners = ask(store, "get_rows", "t", keys=[{"id": -n - 2} for n in ids])
     assert None not in there[: acknowledged + 1]
     assert [row is None for row in there] == [row is None for row in partners]
-
-
-HALF_WRITTEN = """
-import os, sqlite3, sys
-db = sqlite3.connect(sys.argv[1], isolation_level=None)
-db.execute("PRAGMA journal_mode=DELETE")
-db.execute("PRAGMA cache_size=1")
-db.execute("BEGIN")
-db.execute("CREATE TABLE half(x)")
-db.executemany("INSERT INTO half VALUES(?)", [("x" * 1000,) for _ in range(1000)])
-os._exit(0)
-"""
-
-
-def test_what_a_killed_process_left_half_done_is_taken_back(io: StartIo, path: Path) -> None:
-    """Killed while it made the file: only a connection that may write can roll that back."""
-    path.parent.mkdir()
-    subprocess.run([sys.executable, "-c", HALF_WRITTEN, str(path)], check=True)
-    assert path.with_name(path.name + "-journal").exists()
-    store = io(blockdb={"path": str(path)})
-    assert ask(store, "get_row", "t", key={"id": 1}) is None

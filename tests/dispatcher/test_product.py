@@ -4,7 +4,6 @@
 was counted. An event that means nothing to a call in its situation is dropped: no command, no change.
 """
 
-import dataclasses
 import typing
 from collections.abc import Callable
 
@@ -30,7 +29,7 @@ from blockx.dispatcher.events import (
     TaskCancelled,
     TaskRemoved,
 )
-from blockx.dispatcher.model import Call
+from blockx.dispatcher.model import Call, Record
 from blockx.dispatcher.singleflight import leader_of
 from blockx.errors import ErrorKind
 from tests.builders import call_spec, call_specs, dummy, error, function_ref, snapshot, task_spec
@@ -373,7 +372,7 @@ def test_the_table_has_every_event() -> None:
     names = {kind.__name__ for kind in typing.get_args(Event)}
     assert set(TABLE) == names
     assert {len(row) for row in TABLE.values()} == {len(SITUATIONS)}
-    assert all(dataclasses.is_dataclass(kind) for kind in typing.get_args(Event))
+    assert all(issubclass(kind, Record) for kind in typing.get_args(Event))
 
 
 def test_events_that_follow_an_end_change_nothing(shell: Callable[..., Shell]) -> None:

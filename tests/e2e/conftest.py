@@ -51,8 +51,9 @@ def descendants():
     found = set()
     for process in psutil.Process().children(recursive=True):
         try:
-            # The test chain is a child of ours too, and lives as long as the session.
-            if process.status() != psutil.STATUS_ZOMBIE and process.name() != "anvil":
+            # The test chain and the database are children of ours too, and live as long as the session.
+            theirs = process.name() in ("anvil", "postgres")
+            if process.status() != psutil.STATUS_ZOMBIE and not theirs:
                 found.add(process)
         except psutil.NoSuchProcess:
             continue

@@ -101,8 +101,8 @@ def test_the_main_job_keeps_token_metadata_in_the_embedded_store(product, folder
 
 def test_the_example_of_the_readme_works_as_written(product, folder: Path):
     text = (ROOT / "README.md").read_text()
-    (source,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    config, _ = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    source, *_ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    config, *_ = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     (folder / "functions" / "big_transfer.py").write_text(source)
     (folder / "big.yaml").write_text(config)
     run(product, "check", "--config", "big.yaml")

@@ -1,11 +1,13 @@
 """Jobs that survive: signals, kills, a full disk, and the flags of the command line, from outside."""
 
+import http.server
 import json
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -168,6 +170,47 @@ def test_a_dry_run_writes_nothing_and_says_what_a_run_would_do(product):
     assert "job case: new, 50 calls (case 50), 0 of them finished, 50 would run" in ended.text
     assert "a sample of 20 calls: 10 ok, 10 failed; no call asked a node" in ended.text
     assert sorted(path.name for path in product.folder.iterdir()) == before
+
+
+def test_a_dry_run_reads_what_is_known_to_be_a_read_and_refuses_the_rest(product):
+    source = (
+        "import json\nfrom blockx import capability, http\nfrom blockx.errors import ReadError\n\n"
+        "def asked(ask):\n    try:\n        return ask()\n"
+        "    except ReadError as error:\n        return str(error)\n\n"
+        "def _(url, seen):\n"
+        "    got = [asked(lambda: http.get(url).status), asked(lambda: http.post(url).status)]\n"
+        "    got += [asked(lambda: capability(name).ask('/p.S/M')) for name in ('free', 'plain')]\n"
+        "    open(seen, 'w').write(json.dumps(got))\n"
+    )
+    methods = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            methods.append(self.command)
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_):
+            """Say nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/"
+        grpc = "kind: grpc, options: {target: '127.0.0.1:9'}"  # nobody listens there
+        product.write(
+            source,
+            [[url, str(product.folder / "seen")]],
+            config="run: {io_wait_max_ms: 0}\nbackends: {http: {hosts: [127.0.0.1]}, capabilities: "
+            f"{{free: {{{grpc}, reads_only: true}}, plain: {{{grpc}}}}}}}",
+        )
+        ended = product.run("--config", "config.yaml", "--dry-run")
+        server.shutdown()
+    assert "a sample of 1 calls: 1 ok, 0 failed" in ended.text, ended.text
+    got, posted, free, plain = json.loads((product.folder / "seen").read_text())
+    assert (got, methods) == (204, ["GET"])
+    assert "POST: a dry run only reads" in posted
+    assert "UNAVAILABLE" in free
+    assert "a dry run only reads; backends.capabilities.plain.reads_only: true" in plain
 
 
 def test_jobs_side_by_side_share_the_executors(product):

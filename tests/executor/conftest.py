@@ -24,9 +24,16 @@ from blockx.ipc.messages import (
 class Bench:
     """Main's side of one runtime: starts calls, answers source fetches, collects the rest."""
 
-    def __init__(self, row: HeartbeatRow | None = None, **options: Any) -> None:
+    def __init__(
+        self, row: HeartbeatRow | None = None, *, requires_audit: bool = False, **options: Any
+    ) -> None:
         self.runtime = ExecutorRuntime(
-            "exec-1", Loader(), None, row, incarnation_id="cafe0001", **options
+            "exec-1",
+            Loader(requires_audit=requires_audit),
+            None,
+            row,
+            incarnation_id="cafe0001",
+            **options,
         )
         self.sources: dict[str, str] = {}
         self._call_seq = 0

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,9 @@ class Forked:
     def close(self) -> None:
         self.process.kill()
         self.process.join(TIMEOUT_S)
+        # Pools of later tests in this process start their own.
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
+        resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
         self.table.close()
         os.close(self.fd)
 

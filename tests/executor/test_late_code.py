@@ -168,3 +168,39 @@ def test_while_it_runs_the_row_names_a_call_that_nobody_has(row, new_bench, log)
         del sys.modules["blockx_test_row"]
     assert log == [1 << 61]
     assert row.scheduler[8] == 0
+
+
+PARAMETERS = {
+    "operation": "capability('c').ask(Sly.VALUE)",
+    "a method": "rpc.call(Sly('eth_chainId'))",
+    "a function": "function.call(Sly('g'))",
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_what_goes_on_the_wire_runs_no_code_of_the_user_there(bench, name):
+    """There is no alarm while a request is sent."""
+    source = f"""
+from blockx import capability
+from blockx_sdk import rpc
+class Sly(str):
+    def __str__(self):
+        while True:
+            pass
+    __hash__ = __format__ = __eq__ = encode = __str__
+class Value:
+    def __getattr__(self, name):
+        while True:
+            pass
+Sly.VALUE = Value()
+def _():
+    {PARAMETERS[name]}
+"""
+    bench.start(source, callBudgetMs=BUDGET_MS)
+    sent = bench.run()
+    if isinstance(sent[0], CallFailed):
+        assert sent[0].payload.error_kind in (DEADLINE, "user_error")
+    else:
+        assert (sent[0].payload.operation or sent[0].payload.function_id) in ("eth_chainId", "g")
+        bench.cancel("c1")
+        bench.run()

@@ -125,7 +125,9 @@ CASES = {
     ),
     "a frozen process": ("import gc\ndef _():\n    gc.freeze(); gc.set_debug(0); gc.disable()", "ok", "null"),
     "a limit on files": (
-        "import resource, tempfile\ndef _():\n    held = []\n    while True: held.append(tempfile.TemporaryFile())",
+        "import resource, tempfile\ndef _():\n    held = []\n"
+        "    resource.setrlimit(resource.RLIMIT_NOFILE, (99, 999))\n"
+        "    while True: held.append(tempfile.TemporaryFile())",
         "user_error", "OSError",
     ),
     "memory that is not there": ("def _():\n    return bytearray(1 << 60)", "user_error", "MemoryError"),

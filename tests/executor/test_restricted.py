@@ -87,7 +87,7 @@ def test_a_facade_holds_the_listed_names_and_takes_no_others(module):
     assert not hasattr(facade, "__name__")
 
 
-SHARED_OBJECTS = {"dataclasses.KW_ONLY", "typing.Literal"}
+SHARED_OBJECTS = {"dataclasses.KW_ONLY", "typing.Annotated", "typing.Literal"}
 """Known by identity, and objects of Python code: an attribute set on them stays, and nothing reads it."""
 
 

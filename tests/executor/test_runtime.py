@@ -43,6 +43,16 @@ def test_a_call_returns_its_exact_result_and_its_costs(bench):
     assert (payload.io_us, payload.subcall_us, payload.sleep_us) == (0, 0, 0)
 
 
+@pytest.mark.parametrize(("short_ns", "is_charged"), [(10**12, True), (0, False)])
+def test_a_short_step_is_charged_its_wall_time_and_a_long_one_the_cpu_it_used(
+    bench, monkeypatch, short_ns, is_charged
+):
+    monkeypatch.setattr("blockx.executor.attempt.SHORT_STEP_NS", short_ns)
+    monkeypatch.setattr("blockx.executor.attempt._thread_time_ns", lambda: 0)
+    message = bench.call("def _():\n    return sum(range(1_000))")
+    assert (message.payload.cpu_us > 0) is is_charged
+
+
 @pytest.mark.parametrize(
     ("statement", "expected"),
     [
@@ -513,6 +523,41 @@ def test_an_answer_in_a_sidecar_is_bytes(bench):
     bench.runtime.handle_inbound_message(message, b"\x00\xff")
     (done,) = bench.run()
     assert exact_json.decode(done.payload.output) == "[b'\\x00\\xff']"
+
+
+STUB = """
+from blockx.errors import GrpcError
+from blockx.sdk.channel import BridgeChannel
+
+def _():
+    price = BridgeChannel("prices").unary_unary("/p.Prices/Price", str.encode, bytes.decode)
+    try:
+        return price("ETH", timeout=1.5, metadata=[("k", "v")])
+    except GrpcError as error:
+        return [error.kind, error.status, error.detail]
+"""
+
+
+def test_the_messages_of_a_stub_travel_beside_the_parameters(bench, monkeypatch):
+    sidecars, send = [], bench.runtime.channel.send
+    monkeypatch.setattr(
+        bench.runtime.channel, "send", lambda m, s=None: (sidecars.append(s), send(m, s))
+    )
+    bench.start(STUB)
+    (waiting,) = bench.run()
+    assert (waiting.payload.backend, waiting.payload.operation) == ("prices", "/p.Prices/Price")
+    params = {"timeout_ms": 1_500, "metadata": [["k", "v"]]}
+    assert exact_json.decode(waiting.payload.params) == params
+    assert sidecars[-1] == b"ETH"
+
+
+def test_a_status_of_grpc_is_an_error_with_status_and_detail(bench):
+    bench.start(STUB)
+    (waiting,) = bench.run()
+    error = {"kind": "io_error", "message": "m", "reason": "gone", "status": "NOT_FOUND"}
+    bench.resume(waiting, error=error)
+    (done,) = bench.run()
+    assert exact_json.decode(done.payload.output) == ["io_error", "NOT_FOUND", "gone"]
 
 
 # ---- source fetches -----------------------------------------------------------------------------

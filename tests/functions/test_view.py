@@ -34,6 +34,37 @@ def test_a_function_is_its_path_digest_source_and_entry(tmp_path):
     assert view.check_all() == []
 
 
+class Judge:
+    """Refuses what holds the word ``bad``; remembers what it was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def judge(self, function_id, source):
+        self.asked.append(function_id)
+        return ("", "LoadError: refused") if "bad" in source else (f"token of {function_id}", None)
+
+
+def test_a_judge_is_asked_about_every_source_before_any_is_parsed(tmp_path, monkeypatch):
+    folder = write(tmp_path, good="def _(): ...", bad="bad (", none=b"\xff", wrong="def _(")
+    judge = Judge()
+    monkeypatch.setattr(view_module, "resolve_entry", lambda *_: pytest.fail("parsed"))
+    view = FunctionView(folder, judge)
+    assert judge.asked == ["bad", "good", "wrong"]
+    assert view.get("bad").error == "LoadError: refused"  # never parsed
+    monkeypatch.undo()
+    good = view.get("good")
+    assert (good.audit, good.error, good.entry) == ("token of good", None, "_")
+    assert "SyntaxError" in view.get("wrong").error
+    assert "not UTF-8" in view.get("none").error
+
+
+def test_the_source_of_a_refused_function_is_given_to_nobody(tmp_path):
+    source = "bad = 1"
+    view = FunctionView(write(tmp_path, f=source), Judge())
+    assert view.source(sha256(source.encode()).hexdigest()) is None
+
+
 def test_edits_after_the_start_change_nothing(tmp_path):
     view = FunctionView(write(tmp_path, f="def _(): return 1"))
     write(tmp_path, f="def _(): return 2", g="def _(): ...")

@@ -25,6 +25,7 @@ from blockx.ipc.exact_json import (
     DEPTH_MAX,
     InexactValueError,
     InvalidJsonError,
+    call_line,
     canonical,
     check_spliced,
     decode,
@@ -537,9 +538,24 @@ def test_a_spliced_value_of_too_many_members_is_refused(monkeypatch: pytest.Monk
         check_spliced(raw)
 
 
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (b'{"args": [1.50, "\\u00e9"] , "note": {"args": 2}}', (None, b'[1.50, "\\u00e9"]')),
+        (b'{"function":"f","args":null}', (b'"f"', b"null")),
+        (b'{"args":1,"args":2}', (None, b"2")),
+        (b"{}", (None, None)),
+    ],
+)
+def test_a_call_line_is_cut_and_what_else_it_holds_is_skipped(
+    line: bytes, found: tuple[bytes | None, bytes | None]
+) -> None:
+    assert call_line(line) == found
+
+
 @given(st.binary(max_size=30))
 def test_no_bytes_raise_anything_but_the_one_error(data: bytes) -> None:
-    for read in (decode, canonical, check_spliced, raw_members, raw_elements):
+    for read in (decode, canonical, check_spliced, raw_members, raw_elements, call_line):
         with contextlib.suppress(InvalidJsonError):
             read(data)
 
@@ -611,3 +627,55 @@ def test_encoding_leaves_nothing_behind() -> None:
             encode([{1}])
     gc.collect()
     assert len(gc.get_objects()) - before < 50
+
+
+class _Text(str):
+    """Counts as a text, and is looked into like an object."""
+
+    __slots__ = ()
+
+
+TEXT = "x" * (1 << 20)
+SHARED = {
+    "in a list": [TEXT] * 1_000,
+    "in one object": {f"k{n}": TEXT for n in range(1_000)},
+    "in one object of a list": [{f"k{n}": TEXT for n in range(1_000)}],
+    "in many objects": [{"a": TEXT} for _ in range(1_000)],
+    "as a key": [{TEXT: n} for n in range(1_000)],
+    "as a key of objects inside": [{TEXT: [n]} for n in range(1_000)],
+    "of a class of its own": [_Text(TEXT)] * 1_000,
+    "in tuples": [(TEXT,) for _ in range(1_000)],
+    "beside what needs the walk": [[TEXT, 1 << 100] for _ in range(1_000)],
+    "as keys in the walk": [{TEXT: 1 << 100} for _ in range(1_000)],
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_long_text_in_many_places_is_refused_before_it_is_written(name):
+    gc.collect()  # it gives up tracking what holds plain values
+    with pytest.raises(exact_json.TooLargeValueError, match="67,108,864 characters"):
+        exact_json.encode(SHARED[name])
+
+
+def test_long_integers_in_many_places_are_refused(monkeypatch):
+    monkeypatch.setattr(exact_json, "TEXT_CHARS_MAX", 100_000)
+    with pytest.raises(exact_json.TooLargeValueError):
+        exact_json.encode([10**4_000] * 100)
+
+
+@pytest.mark.parametrize("place", ["alone", "in a list", "in an object"])
+def test_tuples_that_the_collector_does_not_track_are_counted(monkeypatch, place):
+    monkeypatch.setattr(exact_json, "NODES_MAX", 10_000)
+    shared = ("lol",)
+    for _ in range(40):
+        shared = (shared, shared)
+    gc.collect()
+    with pytest.raises(exact_json.InexactValueError, match="values"):
+        exact_json.encode(
+            {"alone": shared, "in a list": [shared], "in an object": {"a": [shared]}}[place]
+        )
+
+
+def test_a_text_that_fits_is_written_whatever_it_shares():
+    rows = [{"a": TEXT[:1_000], "b": n} for n in range(1_000)]
+    assert exact_json.decode(exact_json.encode(rows)) == rows

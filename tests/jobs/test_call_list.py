@@ -192,6 +192,11 @@ def test_stream_batches_are_bounded_by_rows_and_by_bytes(folder):
     assert [len(batch) for batch in read(folder, b"[\n" * 5, args_bytes_max=3)] == [3, 2]
 
 
+def test_the_first_batch_is_short_so_that_executors_begin_while_the_next_is_read(folder):
+    sizes = [len(batch) for batch in read(folder, b"1\n" * 2_000, rows_max=1_000)]
+    assert sizes == [512, 1_000, 488]
+
+
 def test_a_list_that_cannot_be_opened_is_the_users_mistake(folder):
     with pytest.raises(
         UsageError, match=r"none\.jsonl: the call list cannot be opened: No such file"

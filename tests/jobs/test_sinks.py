@@ -151,18 +151,23 @@ def test_parquet_keeps_list_order_and_strange_texts(folder, fake_dispatch):
     assert rows == [tuple(answer.values()) for answer in answers]
 
 
-def test_rows_of_a_job_are_upserted_into_a_table_at_its_end(folder, fake_dispatch):
-    config = {"backends": {"blockdb": {"path": "t.sqlite", "tables": {"t": {"key": ["n"]}}}}}
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def store(request):
+    """Each kind of table store."""
+    is_file = request.param == "sqlite"
+    return {"path": "t.sqlite"} if is_file else request.getfixturevalue("postgres").settings()
+
+
+def test_rows_of_a_job_are_upserted_into_a_table_at_its_end(folder, fake_dispatch, store):
+    config = {"backends": {"blockdb": {**store, "tables": {"t": {"key": ["n"]}}}}}
     answers = [
         {"n": 1, "v": BIG},
         [{"n": 2, "v": "ü"}, {"v": 1}, {"n": [], "v": 2}],
         {"n": 1, "v": None},
     ]
     run = write(folder, fake_dispatch, "table:t", answers, tables=True, **config)
-    with sqlite3.connect(folder.path / "t.sqlite") as db:
-        rows = db.execute("SELECT row FROM t ORDER BY key").fetchall()
-    db.close()
-    assert rows == [('{"n":1,"v":null}',), ('{"n":2,"v":"ü"}',)]
+    rows = TableAccess(folder.loaded(**config)).rows("t")
+    assert [row.decode() for row in rows] == ['{"n":1,"v":null}', '{"n":2,"v":"ü"}']
     assert (run.reports[0].rows, run.reports[0].rows_refused) == (3, 2)
     [failure] = [json.loads(line) for line in folder.read("failures.jsonl").splitlines()]
     assert failure["args"] == [1]
@@ -171,8 +176,8 @@ def test_rows_of_a_job_are_upserted_into_a_table_at_its_end(folder, fake_dispatc
     )
 
 
-def test_a_stopped_job_has_changed_no_table(folder, fake_dispatch):
-    config = {"backends": {"blockdb": {"path": "t.sqlite", "tables": {"t": {"key": ["n"]}}}}}
+def test_a_stopped_job_has_changed_no_table(folder, fake_dispatch, store):
+    config = {"backends": {"blockdb": {**store, "tables": {"t": {"key": ["n"]}}}}}
     run = write(folder, fake_dispatch, "table:t", [{"n": 1}, [1, 2]], tables=True, **config)
     assert run.reports[0].complete
     again = write(folder, fake_dispatch, "table:none", [{"n": 1}], tables=True, **config)

@@ -5,8 +5,8 @@ import sqlite3
 
 import pytest
 
-from blockx.backends import table_files
 from blockx.backends.table_access import TableAccess
+from blockx.backends.table_files import SqliteFiles
 from blockx.config import StreamBuildConfig
 from blockx.errors import UsageError
 from blockx.jobs.call_list import CallListSource
@@ -203,7 +203,7 @@ def test_a_wrong_query_is_the_users_mistake(folder, calls, told):
 
 def test_rows_of_a_table_become_calls_in_key_order(folder):
     folder.write("rows.jsonl", f'{{"k": 2, "v": {BIG}}}\n{{"k": 1}}\n')
-    table_files.load(folder.path / "s.sqlite", "t", folder.path / "rows.jsonl", "table", ["k"])
+    SqliteFiles(folder.path / "s.sqlite").load("t", folder.path / "rows.jsonl", "table", ["k"])
     backends = {"blockdb": {"path": "s.sqlite", "memory": {"m": "rows.jsonl"}}}
     assert read(folder, {"table": "t"}, tables=True, backends=backends) == [
         [{"k": 1}],

@@ -3,6 +3,7 @@
 import os
 import select
 import socket
+from dataclasses import replace
 
 import pytest
 
@@ -196,6 +197,17 @@ def test_the_first_heartbeat_attaches_and_is_acknowledged(world):
     assert world.attached_pid == os.getpid()
 
 
+def test_the_audit_of_a_function_travels_with_its_calls(world):
+    peer = world.attach()
+    world.adapter.bind(BindCall("j/0", 1, "exec-0", ""))
+    audited = replace(FUNCTION, audit="1:dd")
+    world.adapter.start(StartAttempt("j/0", 1, "exec-0", "t", audited, b"[1]", "", 5_000, 0, 7))
+    world.adapter.flush()
+    frames = FrameDecoder().feed(peer.recv(1 << 16))
+    payload = m.decode_main_message(frames[-1].body).payload
+    assert (payload.audit, payload.function_code_digest) == ("1:dd", "d" * 64)
+
+
 def test_a_connection_is_parked_until_the_spawner_reports_its_pid(world):
     peer = world.connect()
     world.beat(peer)
@@ -270,6 +282,7 @@ def test_a_completed_call_frees_its_place_before_the_event_is_handed_on(world):
     world.handle = lambda event: free_at_event.append(
         isinstance(world.adapter.bind(BindCall("j/0", 2, "exec-0", "")), CallBound)
     )
+    world.adapter.set_listener(world)
     world.completed(peer)
     world.loop.turn()
     assert free_at_event == [True]

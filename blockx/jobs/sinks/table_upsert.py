@@ -24,7 +24,7 @@ class TableSink:
         self._table = place.target
         if place.tables is None:
             raise JobFailedError(
-                f"output table:{self._table}: there is no table store to write to; add backends.blockdb.path"
+                f"output table:{self._table}: there is no table store to write to; add backends.blockdb.path or .url"
             )
         key = place.tables.key_of(self._table)
         if key is None:

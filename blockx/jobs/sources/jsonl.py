@@ -103,7 +103,7 @@ def identity_of_file(file: Path, *, count_lines: bool = True) -> Identity:
                 digest.update(chunk)
                 if count_lines:
                     chunk = tail + chunk
-                    count += chunk.count(b"\n", 1) - len(_BLANK_LINE.findall(chunk))
+                    count += chunk.count(b"\n", 1) - _blank_lines(chunk)
                     # Whether the line over the seam holds something is all there is to know of it.
                     rest = chunk[chunk.rfind(b"\n") :].strip(_WHITE_SPACE)
                     tail = b"\nx" if rest else b"\n"
@@ -111,6 +111,12 @@ def identity_of_file(file: Path, *, count_lines: bool = True) -> Identity:
         raise UsageError(f"{file}: the call list cannot be opened: {error.strerror}") from None
     count += tail != b"\n"
     return Identity(digest.hexdigest(), count if count_lines else None)
+
+
+def _blank_lines(chunk: bytes) -> int:
+    """Lines of white space alone. The pattern takes 0.2 us a line, so it is asked only where there may be one."""
+    may_be_one = any(chunk.find(b"\n%c" % space) >= 0 for space in _WHITE_SPACE)
+    return len(_BLANK_LINE.findall(chunk)) if may_be_one else 0
 
 
 def open_list(file: Path) -> BinaryIO:

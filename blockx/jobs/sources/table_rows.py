@@ -42,7 +42,7 @@ def open_table(spec: Mapping[str, Any], place: Place) -> TableSource:
     check_keys(spec, place, {"table": str}, {"args": list})
     if place.tables is None:
         raise UsageError(
-            f"{place.where('table')}: there is no table store; add backends.blockdb.path to the configuration"
+            f"{place.where('table')}: there is no table store; add backends.blockdb.path or .url to the configuration"
         )
     rows = place.tables.rows(spec["table"])
     return TableSource(spec["table"], rows, template(spec.get("args"), None, place))

@@ -1,0 +1,4 @@
+def compute(p):
+    return p
+
+_ = compute

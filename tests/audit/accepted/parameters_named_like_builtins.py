@@ -1,0 +1,2 @@
+def _(p, type=None, *, format='x', **vars):
+    return type, format, vars

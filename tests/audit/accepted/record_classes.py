@@ -1,0 +1,14 @@
+from typing import NamedTuple, TypedDict
+
+
+class P(NamedTuple):
+    x: int
+    y: int = 0
+
+
+class T(TypedDict):
+    x: int
+
+
+def _(p):
+    return P(1).x

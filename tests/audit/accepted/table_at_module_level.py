@@ -1,0 +1,6 @@
+TABLE = Table('t')
+
+
+def _(p):
+    TABLE.upsert_rows([p])
+    return TABLE.get_rows([p])

@@ -1,0 +1,5 @@
+def _(p):
+    for __ in range(3):
+        pass
+    _x, _ = p
+    return _x
