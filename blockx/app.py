@@ -44,6 +44,8 @@ from blockx.dispatcher.events import (
 )
 from blockx.dispatcher.model import CallSpec, TaskSpec
 from blockx.errors import ErrorKind, UsageError
+from blockx.executor.confine import probe as probe_confinement
+from blockx.executor.container import run_container, tell_python
 from blockx.executor.main import run as run_executor
 from blockx.functions.view import FunctionView, Judge
 from blockx.ipc.heartbeat import create_table_fd
@@ -56,10 +58,14 @@ from blockx.jobs.records import output_files
 from blockx.jobs.report import JobProgress, RunReport, plain_table, summary_lines, table_lines
 from blockx.jobs.run import JobsRun, check_jobs
 from blockx.jobs.runner import JobPort, JobTools, Pins
-from blockx.observability import set_up_logging
+from blockx.observability import logger, set_up_logging
 from blockx.progress import ProgressDisplay
+from blockx.supervisor.guardian import parent_of
 from blockx.supervisor.memory import MachineMemory
+from blockx.supervisor.oci import OciContainers
 from blockx.supervisor.pool import ExecutorPool, ExitReport, PoolCounts
+from blockx.supervisor.sandbox import Sandbox
+from blockx.supervisor.spawn_mode import PlainProcesses, SpawnMode
 from blockx.supervisor.spawner import (
     ForkserverSpawner,
     SpawnError,
@@ -81,8 +87,13 @@ STOP_GRACE_S = 1.0
 """Executors get this long to end by themselves before they are killed."""
 JOIN_S = 10.0
 """Wait for a thread to end; longer is a bug of ours."""
-PRELOAD = ["blockx.executor.preload"]
-"""Imported and frozen in the fork server, shared by all executors."""
+_ENTRIES: Mapping[str, tuple[Callable[..., Any], str, Callable[..., Any] | None]] = {
+    "process": (run_executor, "blockx.executor.preload", None),
+    "sandbox": (run_executor, "blockx.executor.preload", probe_confinement),
+    "oci": (run_container, "blockx.executor.container", tell_python),
+}
+"""Spawn mode -> the entry of a child, what the fork server imports and freezes for all of them, and what
+a child finds out for the mode's ``prepare``."""
 
 
 def run(loaded: LoadedConfig, options: RunOptions) -> int:
@@ -220,6 +231,7 @@ class Engine:
         self._orchestrator: Orchestrator | None = None
         self._actor: _Worker | None = None
         self._traces: TraceSource | None = None
+        self._mode: SpawnMode = PlainProcesses(loaded.config.worker, 0)
 
     # ---- main thread ---------------------------------------------------------------------------
 
@@ -233,30 +245,47 @@ class Engine:
         gc.set_threshold(*GC_THRESHOLDS)
         config = self._loaded.config
         self._traces = TraceSource.from_environment(os.environ)
-        launches, folder = self._launches()
-        table_fd = create_table_fd(len(launches))
-        table = HeartbeatTable(table_fd, len(launches))
+        folder = SocketFolder()
+        self._later(lambda _grace: folder.remove())
+        slots = config.worker.executor_count
+        table_fd = create_table_fd(slots)
+        table = HeartbeatTable(table_fd, slots)
         self._later(lambda _grace: os.close(table_fd))
         self._later(lambda _grace: table.close())
+        environment = {
+            **executor_environment(
+                os.environ,
+                config.functions.env,
+                is_confined=config.worker.executor_spawn_mode != "process",
+            ),
+            # The file's level too, not only the variable's, which overrides it.
+            "BLOCKX_LOG_LEVEL": config.log.level,
+        }
+        mode = self._mode = self._make_mode(folder, environment)
+        self._later(lambda _grace: mode.close())
+        entry, preload, question = _ENTRIES[config.worker.executor_spawn_mode]
         spawner = ForkserverSpawner(
-            run_executor,
-            PRELOAD,
-            {
-                **executor_environment(os.environ, config.functions.env),
-                # The file's level too, not only the variable's, which overrides it.
-                "BLOCKX_LOG_LEVEL": config.log.level,
-            },
-            [package_folder()],
-            folder=str(folder.path),
+            entry, [preload], environment, [package_folder()], folder=str(folder.path)
         )
-        pool = self._pool = ExecutorPool(
-            config.worker, spawner, launches, table, self, heartbeat_fd=table_fd
-        )
-        self._later(pool.stop)
+        self._later(lambda _grace: spawner.stop())
         try:
             spawner.start()
+            if question is not None:
+                mode.prepare(partial(spawner.ask, question), self._launch(0, folder))
+                _tell_mode(mode)
         except SpawnError as error:
             raise UsageError(f"executors cannot start: {error}") from None
+        launches = [mode.dress(self._launch(slot, folder)) for slot in range(slots)]
+        pool = self._pool = ExecutorPool(
+            config.worker,
+            spawner,
+            launches,
+            table,
+            self,
+            heartbeat_fd=table_fd,
+            was_out_of_memory=mode.was_out_of_memory,
+        )
+        self._later(pool.stop)
         io = self._io = IoService(
             self._loaded, lambda replies: self._reactor.post(IoAnswered(replies))
         )
@@ -265,24 +294,34 @@ class Engine:
         self._start_actor(table, launches)
         pool.start()
 
-    def _launches(self) -> tuple[list[ExecutorLaunch], SocketFolder]:
-        config = self._loaded.config
-        folder = SocketFolder()
-        self._later(lambda _grace: folder.remove())
-        launches = [
-            ExecutorLaunch(
-                executor_id=f"exec-{n}",
-                slot_index=n,
-                socket_path=str(folder.slot_socket(f"exec-{n}")),
-                heartbeat_interval_ms=config.worker.heartbeat_interval_ms,
-                executor_max_inflight=config.dispatcher.executor_max_inflight,
-                executor_max_runnable=config.dispatcher.executor_max_runnable,
-                memory_mark_bytes=self._memory_limits.recycle_bytes,
-                requires_audit=config.functions.mode == "restricted",
+    def _make_mode(self, folder: SocketFolder, environment: Mapping[str, str]) -> SpawnMode:
+        worker, limit_bytes = self._loaded.config.worker, self._memory_limits.limit_bytes
+        if worker.executor_spawn_mode == "process":
+            return PlainProcesses(worker, limit_bytes)
+        if "OTEL_EXPORTER_OTLP_ENDPOINT" in os.environ:
+            logger.warning(
+                "executors without network reach no collector: no spans are sent",
+                instead="BLOCKX_OTEL_SPAN_FILE",
             )
-            for n in range(config.worker.executor_count)
-        ]
-        return launches, folder
+        read_only = [str(self._loaded.resolve(path)) for path in worker.sandbox_read_only_paths]
+        if worker.executor_spawn_mode == "oci":
+            return OciContainers(worker, limit_bytes, environment, read_only, folder.path)
+        point = str(folder.mount_point())
+        return Sandbox(worker, limit_bytes, mount_point=point, read_only=read_only)
+
+    def _launch(self, slot: int, folder: SocketFolder) -> ExecutorLaunch:
+        config = self._loaded.config
+        executor_id = f"exec-{slot}"
+        return ExecutorLaunch(
+            executor_id=executor_id,
+            slot_index=slot,
+            socket_path=str(folder.slot_socket(executor_id, self._mode.uid(slot))),
+            heartbeat_interval_ms=config.worker.heartbeat_interval_ms,
+            executor_max_inflight=config.dispatcher.executor_max_inflight,
+            executor_max_runnable=config.dispatcher.executor_max_runnable,
+            memory_mark_bytes=self._memory_limits.recycle_bytes,
+            requires_audit=config.functions.mode == "restricted",
+        )
 
     def _start_actor(self, table: HeartbeatTable, launches: Sequence[ExecutorLaunch]) -> None:
         config = self._loaded.config
@@ -295,6 +334,7 @@ class Engine:
             check_pid=config.worker.attach == "pool",
             now_ms=monotonic_ms,
             call_limits=config.dispatcher.call_limits,
+            spawned_pid=parent_of if self._mode.has_own_pids else int,
         )
         adapter.traces = self._traces
         stall_ms = stall_timeout_ms(config.dispatcher)
@@ -316,7 +356,8 @@ class Engine:
             memory_guard=MemoryGuard(adapter, self._memory, self._memory_limits, monotonic_ms),
         )
         for launch in launches:
-            adapter.listen(launch.executor_id, launch.slot_index, Path(launch.socket_path))
+            uid = self._mode.uid(launch.slot_index)
+            adapter.listen(launch.executor_id, launch.slot_index, Path(launch.socket_path), uid)
         actor = self._actor = _Worker("blockx-actor", orchestrator.run, self.wake)
         actor.start()
         self._later(lambda _grace: self._stop_actor(adapter))
@@ -374,7 +415,10 @@ class Engine:
         """``executors`` of the report."""
         counts = PoolCounts() if self._pool is None else self._pool.counts()
         kinds = {"lost": counts.lost, "killed": counts.killed, "recycled": counts.recycled}
+        mode, effective = self._loaded.config.worker.executor_spawn_mode, self._mode.effective()
         return {
+            "spawn_mode": mode,
+            **({mode: dict(effective)} if effective else {}),
             "restarts": counts.restarts,
             **{name: sum(reasons.values()) for name, reasons in kinds.items()},
             "reasons": {name: dict(reasons) for name, reasons in kinds.items() if reasons},
@@ -389,7 +433,13 @@ class Engine:
     def executor_exited(self, report: ExitReport) -> None:
         """It is dead and reaped."""
         self._reactor.post(
-            ExecutorExited(report.executor_id, report.pid, report.exit_code, report.last_scheduler)
+            ExecutorExited(
+                report.executor_id,
+                report.pid,
+                report.exit_code,
+                report.last_scheduler,
+                report.out_of_memory,
+            )
         )
 
     def pool_failed(self, message: str) -> None:
@@ -425,6 +475,12 @@ class Engine:
     def statistics(self, task_id: str) -> Statistics:
         """Numbers of a task's reads; asked once, when it has ended."""
         return self._io.statistics(task_id)
+
+
+def _tell_mode(mode: SpawnMode) -> None:
+    effective = mode.effective()
+    level = "WARNING" if effective.get("missing") else "INFO"
+    logger.log(level, "executors are confined", **effective)
 
 
 class _ReadsOnly:

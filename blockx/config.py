@@ -37,8 +37,10 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
 
     executor_count: Annotated[int, Meta(ge=1, le=256)] = 8
     """Executor processes. Environment: EXECUTOR_COUNT."""
-    executor_spawn_mode: Literal["process"] = "process"
-    """How executors are started. Environment: EXECUTOR_SPAWN_MODE."""
+    executor_spawn_mode: Literal["process", "sandbox", "oci"] = "process"
+    """process: a process of the same user, for functions that you trust. sandbox: one without
+    network, files and privileges, for functions that you do not. oci: the same in a container of
+    runc. Environment: EXECUTOR_SPAWN_MODE."""
     attach: Literal["pool", "same_uid"] = "pool"
     """Who may connect: only processes of the pool, or any process of the same user."""
     default_max_attempts: Annotated[int, Meta(ge=1, le=100)] = 3
@@ -62,6 +64,34 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
     the limit."""
     executor_recycle_calls: Count = 0
     """Finished calls after which an executor is drained and replaced. 0: never."""
+    executor_address_space_bytes: Bytes = 0
+    """Reserved memory of one executor; an allocation past it raises MemoryError in the call. 0: no
+    limit; in a sandbox the memory limit + 1 GiB, since threads and libraries reserve more than they
+    use."""
+    executor_open_files_max: Annotated[int, Meta(ge=0, le=1_048_576)] = 0
+    """Open descriptors of one executor, at least 64. 0: as main has it; in a sandbox 256."""
+    oci_runtime: str = "runc"
+    """Program that runs containers, by name or path; with the command line of runc."""
+    oci_root: str = ""
+    """Folder with the root file system of an image that has Python and blockx. Empty: those of this
+    machine, read-only."""
+    oci_python: str = "python3"
+    """Interpreter in oci_root, by its path there or by name."""
+    sandbox_threads_max: Annotated[int, Meta(ge=0, le=100_000)] = 64
+    """Threads of one executor in a sandbox, its own two or three among them. 0: no limit."""
+    sandbox_cpu_percent: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    """CPU time of one executor in a sandbox, 100: one core; needs a writable control group. 0: no
+    limit."""
+    sandbox_tmp_bytes: Bytes = 64 * 1024 * 1024
+    """Size of the private /tmp of a sandbox; its content counts as memory. 0: nothing is writable."""
+    sandbox_file_bytes_max: Bytes = 1024 * 1024 * 1024
+    """Largest file that an executor in a sandbox may write, the log included. 0: no limit."""
+    sandbox_read_only_paths: list[str] = []
+    """Files and folders that functions in a sandbox may read, besides installed packages."""
+    sandbox_pid_namespace: bool = False
+    """Hide the numbers of other processes from a sandbox; costs a small process and 5 ms each."""
+    sandbox_first_uid: Annotated[int, Meta(ge=1, le=2**31 - 1_000)] = 65_000
+    """Where main is root, an executor in a sandbox gets this user and group id plus its number."""
     heartbeat_timeout_ms: Millis = 0
     """Silence after which an executor is lost. 0: derived, stall timeout + 5,000 (at least
     10,000)."""
@@ -396,6 +426,12 @@ def heartbeat_timeout_ms(config: Config) -> int:
     )
 
 
+OPEN_FILES_MIN = 64
+"""Fewer descriptors, and imports fail."""
+ADDRESS_SPACE_BYTES_MIN = 512 * 1024 * 1024
+"""What an executor reserves before it runs a call, with room for a library."""
+SANDBOX_THREADS_MIN = 4
+"""The executor's own threads, and one for calls."""
 EXECUTOR_MEMORY_BYTES_MIN = 512 * 1024 * 1024
 """Least derived memory limit of an executor: Python with a few large libraries."""
 
@@ -410,6 +446,17 @@ def executor_recycle_memory_bytes(worker: WorkerConfig, limit_bytes: int) -> int
     """The effective mark above which an executor is drained and replaced."""
     return worker.executor_recycle_memory_bytes or limit_bytes * 3 // 4
 
+
+def executor_address_space_bytes(worker: WorkerConfig, limit_bytes: int) -> int:
+    """The effective limit of reserved memory. 0: none."""
+    derived_bytes = limit_bytes + 1024 * 1024 * 1024
+    return worker.executor_address_space_bytes or (
+        0 if worker.executor_spawn_mode == "process" else derived_bytes
+    )
+
+
+SANDBOX_OPEN_FILES = 256
+"""Descriptors of an executor in a sandbox, if the configuration does not say."""
 
 FILE_BYTES_MAX = 16 * 1024 * 1024
 """Size of a configuration file. Larger: refused; long call lists belong into a file of their
@@ -716,6 +763,25 @@ def _check_limits(config: Config, document: "Document") -> Iterator[str]:
         yield (
             f"{place}: worker.heartbeat_timeout_ms: {timeout_ms} ms would call an executor lost before it"
             f" counts as stuck ({stall_ms} ms, see dispatcher.scheduler_stall_timeout_ms); use more, or 0"
+        )
+    if 0 < worker.executor_open_files_max < OPEN_FILES_MIN:
+        place = document.at(("worker", "executor_open_files_max"))
+        yield (
+            f"{place}: worker.executor_open_files_max: {worker.executor_open_files_max} are too few to"
+            f" import packages; use at least {OPEN_FILES_MIN}, or 0"
+        )
+    space_bytes = worker.executor_address_space_bytes
+    if 0 < space_bytes < max(ADDRESS_SPACE_BYTES_MIN, worker.executor_memory_limit_bytes):
+        place = document.at(("worker", "executor_address_space_bytes"))
+        yield (
+            f"{place}: worker.executor_address_space_bytes: {space_bytes} bytes is less than an executor"
+            " reserves (512 MiB) or may use (worker.executor_memory_limit_bytes); use more, or 0"
+        )
+    if 0 < worker.sandbox_threads_max < SANDBOX_THREADS_MIN:
+        place = document.at(("worker", "sandbox_threads_max"))
+        yield (
+            f"{place}: worker.sandbox_threads_max: an executor itself needs {SANDBOX_THREADS_MIN}; use"
+            " more, or 0"
         )
     limit_bytes, mark_bytes = (
         worker.executor_memory_limit_bytes,

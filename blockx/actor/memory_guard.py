@@ -64,7 +64,7 @@ class GuardedExecutor(Protocol):
 
     executor_id: str
     incarnation_id: str
-    pid: int
+    work_pid: int
     attached_ms: int
     is_retiring: bool
     """Takes nothing new: it is killed, or drained for its replacement."""
@@ -121,7 +121,7 @@ class MemoryGuard:
     def tick(self) -> None:
         """One look."""
         executors = [e for e in self._adapter.attached_executors() if not e.is_retiring]
-        sizes = {e.executor_id: self._memory.resident_bytes(e.pid) for e in executors}
+        sizes = {e.executor_id: self._memory.resident_bytes(e.work_pid) for e in executors}
         over = [e for e in executors if sizes[e.executor_id] >= self._limits.limit_bytes]
         if executors and not over and self._memory.available_bytes() < self._reserve_bytes:
             over = self._largest(executors, sizes)

@@ -63,6 +63,8 @@ class ExecutorExited:
     pid: int
     exit_code: int | None
     last: Any
+    out_of_memory: bool = False
+    """The kernel ended it at the limit of its control group."""
 
 
 class IoAnswer(Protocol):
@@ -105,7 +107,15 @@ class ExecutorAdapter(CallPlaces, Protocol):
     def executor_spawned(self, executor_id: str, pid: int) -> None:
         """A process of the pool lives."""
 
-    def executor_exited(self, executor_id: str, pid: int, exit_code: int | None, last: Any) -> None:
+    def executor_exited(
+        self,
+        executor_id: str,
+        pid: int,
+        exit_code: int | None,
+        last: Any,
+        out_of_memory: bool = False,
+        /,
+    ) -> None:
         """It has been reaped."""
 
     def resume_io(
@@ -173,7 +183,7 @@ class Orchestrator:
             OpenTask: self._open_task,
             ExecutorSpawned: lambda i: adapter.executor_spawned(i.executor_id, i.pid),
             ExecutorExited: lambda i: adapter.executor_exited(
-                i.executor_id, i.pid, i.exit_code, i.last
+                i.executor_id, i.pid, i.exit_code, i.last, i.out_of_memory
             ),
             IoAnswered: self._on_io_answered,
             Tick: self._on_tick,

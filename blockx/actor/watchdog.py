@@ -22,6 +22,7 @@ class WatchedExecutor(Protocol):
 
     executor_id: str
     pid: int
+    work_pid: int
     lost_because: str
     """Not empty: it is being killed already."""
 
@@ -108,7 +109,7 @@ class Watchdog:
 
     def _is_computing(self, executor: WatchedExecutor) -> bool:
         """Whether its process used CPU since the last look: then it is alive, however silent."""
-        cpu_ms = self._process_cpu_ms(executor.pid)
+        cpu_ms = self._process_cpu_ms(executor.work_pid)
         pid, before_ms = self._cpu_ms.get(executor.executor_id, (0, 0))
         self._cpu_ms[executor.executor_id] = (executor.pid, cpu_ms)
         return pid != executor.pid or cpu_ms > before_ms

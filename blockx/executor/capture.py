@@ -13,6 +13,7 @@ stderr: thousands of calls write at once, and a function that prints in a loop w
 What it needs of the standard library is bound at import, before user code can replace it.
 """
 
+import contextlib
 import io
 import os
 import sys
@@ -517,9 +518,21 @@ def silence_descriptors() -> int:
     What C code and child processes of a call write there is dropped, so that no call can fill the
     log or forge a line of it. Call once, before any user code.
     """
-    private = os.dup(2)
+    private = _write_only_copy(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
     os.close(nowhere)
     return private
+
+
+def _write_only_copy(descriptor: int) -> int:
+    """A copy through which a terminal cannot be read: user code would see what its owner types.
+
+    Other files are opened for writing only, as a rule, and must share the position in them.
+    """
+    if os.isatty(descriptor):
+        with contextlib.suppress(OSError):  # not ours to open: somebody else's terminal
+            flags = os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC
+            return os.open(f"/proc/self/fd/{descriptor}", flags)
+    return os.dup(descriptor)

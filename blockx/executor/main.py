@@ -2,9 +2,11 @@
 
 Main thread: everything that touches calls, greenlets and the socket. Helper threads: with a heartbeat row
 one that writes the beat block and nothing else, with tracing one that exports spans. Order of the start:
-leave the parent's world (session, signals, descriptors), map the row and forget its descriptor, connect,
-load what tracing needs, attach; user code comes after all of that. It ends by itself when the connection
-does, always by ``os._exit``: threads and exit handlers that calls left behind must not keep it alive.
+leave the parent's world (session, signals, descriptors), map the row and forget its descriptor, give up
+what it does not need (``confine``: stage A), connect, load what tracing needs, start the helper threads, in a
+sandbox lose most system calls (stage B), attach; user code comes after all of that. It ends by itself when
+the connection does, always by ``os._exit``: threads and exit handlers that calls left behind must not keep
+it alive.
 
 Exit codes: 0 the connection ended, SIGTERM, or it was retired; 1 main broke the protocol or could not be
 reached; 3 our bug (the story is in the log).
@@ -20,12 +22,12 @@ import threading
 import time
 import traceback
 from types import FrameType
-from typing import Any, Final, NoReturn, Protocol, cast
+from typing import Any, Final, NoReturn, cast
 
 import setproctitle
 
 from blockx.errors import PeerProtocolError, UsageError
-from blockx.executor import capture, descriptors
+from blockx.executor import capture, confine, descriptors, vitals
 from blockx.executor.call_log import CallLog
 from blockx.executor.loader import Loader, code_cache_entries
 from blockx.executor.log import Log
@@ -50,12 +52,6 @@ _MS_PER_S: Final = 1_000
 _libc = ctypes.CDLL(None, use_errno=True)
 _exit = os._exit
 """Kept: user code may replace ``os._exit``."""
-
-
-class _Descriptor(Protocol):
-    """What ``multiprocessing.reduction.DupFd`` makes, which has no public type."""
-
-    def detach(self) -> int: ...
 
 
 def run(launch: ExecutorLaunch, heartbeat: object | None) -> NoReturn:
@@ -85,9 +81,18 @@ def _serve(
     launch: ExecutorLaunch, row: HeartbeatRow | None, log: Log, tracing: Settings | None
 ) -> int:
     """Connect, attach, and run calls until there is a reason to end. Returns the exit code."""
-    session = UdsSession.connect(launch.socket_path)
-    _close_descriptors(keep={0, 1, 2, log.fileno(), session.fileno()})
-    descriptors.protect({log.fileno(), session.fileno()})
+    kept = {log.fileno(), vitals.keep_statm()}
+    if tracing is not None and tracing.span_file and launch.confinement is not None:
+        tracing = tracing.opened()
+        kept.add(cast(int, tracing.span_descriptor))
+    _close_descriptors(keep={0, 1, 2, *kept})
+    socket_path = launch.socket_path
+    if launch.confinement is None:
+        confine.harden(launch.limits)
+    else:
+        socket_path = confine.enter(launch, launch.confinement)
+    session = UdsSession.connect(socket_path)
+    descriptors.protect({*kept, session.fileno()})
     os.environ[RUNTIME_VARIABLE] = "1"
     termination = _Termination()
     gc.set_threshold(GC_OBJECTS, *gc.get_threshold()[1:])
@@ -107,11 +112,14 @@ def _serve(
     )
     _Forks(runtime)
     termination.runtime = runtime
+    if row is not None:
+        _start_beating(row, launch.heartbeat_interval_ms)
+    if launch.is_sealed:
+        confine.seal()
+    # Main sends calls once it has this.
     runtime.send_heartbeat(time.monotonic_ns())
     session.flush()
     is_leaving = False
-    if row is not None:
-        _start_beating(row, launch.heartbeat_interval_ms)
     while session.is_connected and not termination.is_asked:
         runtime.run_until_idle()
         delay_s = runtime.next_scheduler_delay()
@@ -156,7 +164,7 @@ class _Termination:
 
 def _leave_parent(executor_id: str) -> None:
     """A process of its own: title, group, signals, input, folder; it dies with its parent."""
-    _die_with_parent()
+    confine.die_with_parent()
     with contextlib.suppress(PermissionError):  # leads a group already: started by a shell
         os.setsid()
     setproctitle.setproctitle(f"blockx: {executor_id}")
@@ -172,18 +180,9 @@ def _leave_parent(executor_id: str) -> None:
         os.close(nowhere)
 
 
-def _die_with_parent() -> None:
-    """SIGKILL when the parent dies; at once if it has died already."""
-    parent = os.getppid()
-    if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:
-        _exit(_EXIT_PEER)
-
-
 def _map_row(heartbeat: object, slot_index: int) -> HeartbeatRow:
     """Map this slot's page; the descriptor is closed, so that user code never sees the table."""
-    descriptor = cast(_Descriptor, heartbeat).detach()
+    descriptor = cast(confine.Descriptor, heartbeat).detach()
     try:
         return HeartbeatRow(descriptor, slot_index)
     finally:
@@ -235,6 +234,7 @@ class _Forks:
 
     def _in_child(self) -> None:
         descriptors.unprotect()
+        vitals.forget_statm()
         self._runtime.become_forked_child()
         # Our handler only asks the executor's loop to end; the child has none. Who sends SIGTERM to a child
         # of a pool and waits for it (multiprocessing does) would wait for ever.

@@ -48,6 +48,7 @@ COLLECTOR_TIMEOUT_S: Final = 5.0
 CLOSE_S_MAX: Final = 0.5
 """The last export gets so long at the end of the process."""
 
+_APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})", re.ASCII)
 _ID_BITS: Final = 64
 _US_PER_S: Final = 1_000_000
@@ -62,6 +63,12 @@ class Settings(NamedTuple):
     """Base URL of an OTLP/HTTP collector; empty: none. The SDK reads the same variable."""
     has_events: bool
     """Frames of a traced call are events of its span."""
+    span_descriptor: int | None = None
+    """The file when it is open already. None: opened for each batch."""
+
+    def opened(self) -> "Settings":
+        """With the file kept open, for an executor that will not see its path. Raises OSError."""
+        return self._replace(span_descriptor=os.open(self.span_file, _APPEND, 0o644))
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "Settings | None":
@@ -209,21 +216,29 @@ class Tracer:
 class SpanFile:
     """One JSON line a span, appended; executors share the file, since a batch is one write."""
 
-    def __init__(self, path: str, resource: Mapping[str, str], epoch_ns: int) -> None:
-        """``epoch_ns``: wall clock minus monotonic clock."""
+    def __init__(
+        self,
+        path: str,
+        resource: Mapping[str, str],
+        epoch_ns: int,
+        descriptor: int | None = None,
+    ) -> None:
+        """``epoch_ns``: wall clock minus monotonic clock. ``descriptor``: the file, if it is open."""
         self._path = path
+        self._descriptor = descriptor
         self._resource = {"attributes": dict(resource), "schema_url": ""}
         self._epoch_ns = epoch_ns
         # Bound before user code can replace them.
         self._open, self._write, self._close = os.open, os.write, os.close
 
     def export(self, spans: Sequence[SpanDraft]) -> str:
-        """Append them. Opened each time: a descriptor kept is one that user code can close."""
+        """Append them. Opened each time, if it can be: a kept descriptor is one that user code can close."""
         data = b"".join([exact_json.encode(self._line(span)) + b"\n" for span in spans])
         try:
-            descriptor = self._open(
-                self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
-            )
+            if self._descriptor is not None:
+                self._write(self._descriptor, data)
+                return ""
+            descriptor = self._open(self._path, _APPEND, 0o644)
             try:
                 self._write(descriptor, data)
             finally:
@@ -337,7 +352,7 @@ def start_tracer(settings: Settings | None, executor_id: str, log: Log) -> Trace
     epoch_ns = time.time_ns() - time.monotonic_ns()
     exporters: list[Exporter] = []
     if settings.span_file:
-        exporters.append(SpanFile(settings.span_file, resource, epoch_ns))
+        exporters.append(SpanFile(settings.span_file, resource, epoch_ns, settings.span_descriptor))
     if settings.endpoint:
         try:
             exporters.append(_collector(resource, epoch_ns))

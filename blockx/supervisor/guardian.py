@@ -89,11 +89,11 @@ def children_of(pid: int) -> list[int]:
 def _children_by_search(parent_pid: int) -> list[int]:
     """For kernels without the list of children."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-    return [pid for pid in pids if _parent_of(pid) == parent_pid]
+    return [pid for pid in pids if parent_of(pid) == parent_pid]
 
 
-def _parent_of(pid: int) -> int:
-    """0: it is gone."""
+def parent_of(pid: int) -> int:
+    """The parent of a process. 0: it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             return int(stat.read().rpartition(b")")[2].split()[1])

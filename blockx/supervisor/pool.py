@@ -102,6 +102,8 @@ class ExitReport:
     process that ended by itself before our signal came does not count as killed by us."""
     attached: bool
     """It had attached; otherwise it never got a call."""
+    out_of_memory: bool
+    """The kernel ended it at the limit of its control group."""
     last_scheduler: object | None
     """The scheduler block of its heartbeat row as it was at its death; None without a table."""
 
@@ -168,7 +170,9 @@ class ExecutorPool:
         *,
         heartbeat_fd: int | None = None,
         clock: Callable[[], float] = time.monotonic,
+        was_out_of_memory: Callable[[int], bool] = lambda _slot_index: False,
     ) -> None:
+        """``was_out_of_memory``: whether the kernel ended the slot's last process for its memory."""
         limits = SlotLimits(
             restart_delay_ms=config.executor_restart_delay_ms,
             max_restarts=config.executor_max_restarts,
@@ -180,6 +184,7 @@ class ExecutorPool:
         self._listener = listener
         self._heartbeat_fd = heartbeat_fd
         self._clock = clock
+        self._was_out_of_memory = was_out_of_memory
         self._seats = {
             launch.executor_id: _Seat(Slot(launch.executor_id, limits), launch)
             for launch in launches
@@ -395,9 +400,11 @@ class ExecutorPool:
     def _report_exit(self, seat: _Seat, command: ReportExit) -> None:
         ended = describe_exit(command.code)
         level = "INFO"
+        out_of_memory = self._was_out_of_memory(seat.launch.slot_index)
         if command.cause is ExitCause.LOST:
             level = "WARNING"
-            _count(self._counts.lost, _with_hint(command.code, ended))
+            ended = "out of memory" if out_of_memory else _with_hint(command.code, ended)
+            _count(self._counts.lost, ended)
         elif command.cause is ExitCause.KILLED:
             level = "WARNING"
             _count(self._counts.killed, command.reason)
@@ -409,7 +416,7 @@ class ExecutorPool:
             executor_id=seat.launch.executor_id,
             pid=command.pid,
             cause=command.cause.value,
-            reason=command.reason or _with_hint(command.code, ended),
+            reason=command.reason or ended,
         )
         row = None if self._table is None else self._table.scheduler(seat.launch.slot_index)
         self._listener.executor_exited(
@@ -420,6 +427,7 @@ class ExecutorPool:
                 cause=command.cause,
                 killed_by_us=command.reason if command.cause is ExitCause.KILLED else None,
                 attached=command.attached,
+                out_of_memory=out_of_memory and command.cause is ExitCause.LOST,
                 last_scheduler=row,
             )
         )

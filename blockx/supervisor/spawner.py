@@ -44,6 +44,11 @@ REAP_WAIT_MS = 1_000
 PRELOAD_CHECK_MS = 30_000
 """Wait for the answer of ``check_preload()``. Over: an error."""
 
+ANSWER_MS = 30_000
+"""Wait for the answer of ``ask()``. Over: an error."""
+ANSWER_BYTES_MAX = 60_000
+"""Longest answer: what a pipe holds while nobody reads."""
+
 ENVIRONMENT_NAMES = frozenset(
     {
         "PATH",
@@ -76,12 +81,18 @@ class SpawnError(Exception):
     """A process could not be started; the text says why."""
 
 
-def executor_environment(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+OUTSIDE_NAMES = frozenset({"PATH", "HOME", "TMPDIR", "OTEL_EXPORTER_OTLP_ENDPOINT"})
+"""Those that tell of places which a sandbox does not have."""
+
+
+def executor_environment(
+    environ: Mapping[str, str], names: Sequence[str], *, is_confined: bool = False
+) -> dict[str, str]:
     """What executors may see of ``environ``; ``names``: the further ones of ``functions.env``.
 
     ≠ The specification's process mode passes everything on; here it is an allowlist in every mode.
     """
-    allowed = ENVIRONMENT_NAMES.union(names)
+    allowed = (ENVIRONMENT_NAMES - OUTSIDE_NAMES if is_confined else ENVIRONMENT_NAMES).union(names)
     chosen = {
         name: value
         for name, value in environ.items()
@@ -248,6 +259,33 @@ class ForkserverSpawner:
         """
         heartbeat = None if heartbeat_fd is None else _InheritedFd(heartbeat_fd)
         return self._fork(self._target, (launch, heartbeat), launch.executor_id)
+
+    def ask(self, target: Callable[[ExecutorLaunch, Any], None], launch: ExecutorLaunch) -> str:
+        """Let a process try something: what ``target(launch, answer)`` wrote to ``answer``, a ``DupFd``.
+
+        Waits for its end, at most ``ANSWER_MS``. Empty: it ended without an answer.
+
+        Raises:
+            SpawnError: it could not be started, or gave no answer in time.
+        """
+        reader, writer = os.pipe()
+        try:
+            child = self._fork(target, (launch, _InheritedFd(writer)), "question")
+            is_dead = _wait_readable(child.fileno(), ANSWER_MS)
+            if not is_dead:
+                child.kill()
+                _wait_readable(child.fileno(), REAP_WAIT_MS)
+            child.reap()
+            if not is_dead:
+                raise SpawnError(f"a process gave no answer within {ANSWER_MS} ms")
+            os.set_blocking(reader, False)
+            try:
+                return os.read(reader, ANSWER_BYTES_MAX).decode("utf-8", "replace")
+            except BlockingIOError:
+                return ""
+        finally:
+            os.close(reader)
+            os.close(writer)
 
     def check_preload(self) -> None:
         """Ask the fork server, by a process that only looks, whether its preload worked.

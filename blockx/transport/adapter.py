@@ -70,6 +70,7 @@ PARKED_MS_MAX = 5_000
 GONE_MS_MAX = 300
 """The end of its stream is the first sign of a dead executor; one that has not been reaped so long
 afterwards has only closed its connection, and is killed."""
+OUT_OF_MEMORY = "its memory grew past worker.executor_memory_limit_bytes and the reserve above it"
 CONNECTIONS_MAX_A_SLOT = 4
 """Connections of one slot that are not attached; more are refused."""
 NO_CALL_LIMITS = CallLimitsConfig()
@@ -164,6 +165,9 @@ class AttachedExecutor:
     connection: ExecutorConnection
     incarnation_id: str
     pid: int
+    """Of the process that the spawner started."""
+    work_pid: int
+    """Of the process that runs the calls: the same, or its child in a PID namespace."""
     has_table: bool
     attached_ms: int
     beat_ms: int
@@ -198,6 +202,8 @@ class _Slot:
     index: int
     listener: socket.socket
     path: Path
+    uid: int
+    """Who may connect."""
     expected_pid: int = 0
     executor: AttachedExecutor | None = None
     parked: list[tuple[ExecutorConnection, Heartbeat, int]] = field(default_factory=list)
@@ -218,8 +224,14 @@ class ExecutorAdapter:
         now_ms: Callable[[], int],
         outbox_frames_max: int = OUTBOX_FRAMES_MAX,
         call_limits: CallLimitsConfig = NO_CALL_LIMITS,
+        spawned_pid: Callable[[int], int] = int,
     ) -> None:
-        """``check_pid``: only processes that the spawner reported may attach (``worker.attach: pool``)."""
+        """``check_pid``: only processes that the spawner reported may attach (``worker.attach: pool``).
+
+        ``spawned_pid``: the process that the spawner knows, for one that connects; another only with
+        PID namespaces, where its child does.
+        """
+        self._spawned_pid = spawned_pid
         self._outbox_frames_max = outbox_frames_max
         self._selector = selector
         self._pool = pool
@@ -246,19 +258,25 @@ class ExecutorAdapter:
 
     # ---- connections ---------------------------------------------------------------------------
 
-    def listen(self, executor_id: str, slot_index: int, path: Path) -> None:
-        """Open a slot's socket. Raises OSError if that is not possible."""
+    def listen(self, executor_id: str, slot_index: int, path: Path, uid: int = 0) -> None:
+        """Open a slot's socket for the user ``uid``, 0: our own. Raises OSError if that fails."""
         sock = socket.socket(
             socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
         )
         sock.bind(str(path))
         path.chmod(0o600)
+        if uid:
+            os.chown(path, uid, uid)
         sock.listen(CONNECTIONS_MAX_A_SLOT)
-        self.serve(executor_id, slot_index, sock, path)
+        self.serve(executor_id, slot_index, sock, path, uid)
 
-    def serve(self, executor_id: str, slot_index: int, sock: socket.socket, path: Path) -> None:
+    def serve(
+        self, executor_id: str, slot_index: int, sock: socket.socket, path: Path, uid: int = 0
+    ) -> None:
         """Take the connections of a slot from a listening, non-blocking socket; ``path`` is its file."""
-        slot = self._slots[executor_id] = _Slot(executor_id, slot_index, sock, path)
+        slot = self._slots[executor_id] = _Slot(
+            executor_id, slot_index, sock, path, uid or os.getuid()
+        )
         self._selector.register(sock.fileno(), lambda _mask: self._accept(slot))
 
     def executor_spawned(self, executor_id: str, pid: int) -> None:
@@ -277,11 +295,13 @@ class ExecutorAdapter:
         sock.setblocking(False)
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         pid, uid, _gid = _UCRED.unpack(credentials)
-        if uid != os.getuid() or len(slot.unattached) >= CONNECTIONS_MAX_A_SLOT:
+        if uid != slot.uid or len(slot.unattached) >= CONNECTIONS_MAX_A_SLOT:
             self.counters["connections_refused"] += 1
             sock.close()
             return
-        connection = ExecutorConnection(sock, pid, self._outbox_frames_max)
+        connection = ExecutorConnection(
+            sock, pid, self._outbox_frames_max, spawned_pid=self._spawned_pid(pid)
+        )
         slot.unattached.add(connection)
         self._selector.register(
             sock.fileno(), lambda _mask: self._read_unattached(slot, connection)
@@ -305,7 +325,7 @@ class ExecutorAdapter:
         if heartbeat.executor_id != slot.executor_id:
             self._refuse(slot, connection, f"it says it is {heartbeat.executor_id!r}")
             return
-        if self._check_pid and connection.peer_pid != slot.expected_pid:
+        if self._check_pid and connection.spawned_pid != slot.expected_pid:
             # Its process may have been faster than the spawner's report: park it, refuse it later.
             self._selector.unregister(connection.socket.fileno())
             slot.parked.append((connection, heartbeat, self._now_ms()))
@@ -319,7 +339,8 @@ class ExecutorAdapter:
             slot_index=slot.index,
             connection=connection,
             incarnation_id=payload.executor_process_instance_id,
-            pid=connection.peer_pid,
+            pid=connection.spawned_pid,
+            work_pid=connection.peer_pid,
             has_table=payload.has_table,
             attached_ms=now_ms,
             beat_ms=now_ms,
@@ -901,11 +922,17 @@ class ExecutorAdapter:
             self.executor_exited(executor.executor_id, executor.pid, None, None)
 
     def executor_exited(
-        self, executor_id: str, pid: int, exit_code: int | None, last: SchedulerSample | None
+        self,
+        executor_id: str,
+        pid: int,
+        exit_code: int | None,
+        last: SchedulerSample | None,
+        out_of_memory: bool = False,
     ) -> None:
         """The process has been reaped: read what it still said, then all its calls need a new place.
 
         ``exit_code``: negative for a signal, None if unknown. ``last``: its heartbeat row at death.
+        ``out_of_memory``: the kernel ended it at the limit of its control group, faster than we look.
         """
         slot = self._slots[executor_id]
         self._forget_process(slot, pid)
@@ -918,6 +945,8 @@ class ExecutorAdapter:
             executor.is_gone = True
             self._selector.unregister(executor.connection.socket.fileno())
             executor.connection.close()
+        if out_of_memory and not executor.lost_because:
+            executor.lost_because = f"{ErrorKind.MEMORY_EXCEEDED}:{OUT_OF_MEMORY}"
         slot.executor = None
         for call_id, reservation in executor.reservations.items():
             if reservation.request_id and self._listener is not None:
@@ -929,10 +958,10 @@ class ExecutorAdapter:
         the slot would be taken for ever."""
         if slot.expected_pid == pid:
             slot.expected_pid = 0
-        for entry in [entry for entry in slot.parked if entry[0].peer_pid == pid]:
+        for entry in [entry for entry in slot.parked if entry[0].spawned_pid == pid]:
             slot.parked.remove(entry)
             self._refuse(slot, entry[0], "its process has ended")
-        for connection in [c for c in slot.unattached if c.peer_pid == pid]:
+        for connection in [c for c in slot.unattached if c.spawned_pid == pid]:
             self._refuse(slot, connection, "its process has ended")
 
     def _lost(

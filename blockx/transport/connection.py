@@ -30,15 +30,23 @@ class ExecutorConnection:
         "_outbox_frames_max",
         "peer_pid",
         "socket",
+        "spawned_pid",
         "wants_write",
     )
 
     def __init__(
-        self, sock: socket.socket, peer_pid: int, outbox_frames_max: int = OUTBOX_FRAMES_MAX
+        self,
+        sock: socket.socket,
+        peer_pid: int,
+        outbox_frames_max: int = OUTBOX_FRAMES_MAX,
+        *,
+        spawned_pid: int = 0,
     ) -> None:
+        """``spawned_pid``: the process that the spawner started for it; 0: the peer itself."""
         self._outbox_frames_max = outbox_frames_max
         self.socket = sock
         self.peer_pid = peer_pid
+        self.spawned_pid = spawned_pid or peer_pid
         self.wants_write = False
         """The reactor should tell when the socket is writable."""
         self._decoder = FrameDecoder()

@@ -44,14 +44,19 @@ class SocketFolder:
                 "set XDG_RUNTIME_DIR or TMPDIR to a folder that you may write"
             ) from None
 
-    def slot_socket(self, executor_id: str) -> Path:
+    def slot_socket(self, executor_id: str, uid: int = 0) -> Path:
         """Make the slot's own folder and return the path of its socket.
+
+        ``uid``: the user that will connect, if it is another one than ours (who is root then).
 
         Raises:
             UsageError: the path is longer than the kernel allows.
         """
         folder = self.path / executor_id
         folder.mkdir(mode=0o700, exist_ok=True)
+        if uid:
+            os.chown(folder, uid, uid)
+            self.path.chmod(0o711)  # he may walk through, and see nothing
         path = folder / "s"
         if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
             raise UsageError(
@@ -59,6 +64,12 @@ class SocketFolder:
                 "set XDG_RUNTIME_DIR or TMPDIR to a shorter folder"
             )
         return path
+
+    def mount_point(self) -> Path:
+        """An empty folder, on which each executor of a sandbox builds its own root."""
+        folder = self.path / "root"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
 
     def remove(self) -> None:
         """Remove everything; harmless when it is gone already."""

@@ -10,6 +10,10 @@ MIB = 1024 * 1024
 LIMITS = MemoryLimits(limit_bytes=1_000 * MIB, recycle_bytes=700 * MIB, recycle_calls=50)
 
 
+WORK = 1_000
+"""From the pid of an executor to that of the process in which its calls run."""
+
+
 @dataclass(eq=False)
 class Executor:
     executor_id: str
@@ -21,6 +25,10 @@ class Executor:
     @property
     def incarnation_id(self):
         return f"{self.executor_id}/{self.pid}"
+
+    @property
+    def work_pid(self):
+        return self.pid + WORK
 
 
 @dataclass
@@ -50,7 +58,7 @@ class World:
         return self.free * MIB
 
     def resident_bytes(self, pid):
-        return self.sizes[pid] * MIB
+        return self.sizes[pid - WORK] * MIB
 
     def attached_executors(self):
         return self.executors

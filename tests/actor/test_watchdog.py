@@ -15,7 +15,8 @@ STALL_MS, SILENCE_MS = 10_000, 15_000
 @dataclass
 class Executor:
     executor_id: str = "exec-0"
-    pid: int = os.getpid()
+    pid: int = 1
+    work_pid: int = os.getpid()
     lost_because: str = ""
 
 
@@ -93,7 +94,7 @@ def test_an_executor_is_killed_once_however_often_it_is_looked_at():
 
 
 def test_a_silent_executor_that_uses_no_cpu_is_lost_at_the_second_look():
-    gone = Adapter(silence_ms=SILENCE_MS + 1, executor=Executor(pid=2**22 + 1))
+    gone = Adapter(silence_ms=SILENCE_MS + 1, executor=Executor(work_pid=2**22 + 1))
     assert kills(gone, ticks=1) == []
     assert kills(gone, ticks=2) == [ErrorKind.EXECUTOR_LOST]
 

@@ -1,9 +1,12 @@
 """The product as a user starts it: a folder with a config, a subprocess, and what it leaves behind."""
 
+import contextlib
 import ctypes
 import json
 import os
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -17,6 +20,30 @@ ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = ROOT / "blockx.py"
 RUN_S_MAX = 60
 PR_SET_CHILD_SUBREAPER = 36
+MODES_VARIABLE = "TEST_SPAWN_MODES"
+"""``TEST_SPAWN_MODES=sandbox pytest tests/e2e``: all tests in these modes. By default those without the
+marker ``spawn_modes`` run in process mode, so that CI stays short."""
+
+
+NEEDS = {
+    "oci": pytest.mark.skipif(
+        shutil.which("runc") is None or os.geteuid() != 0,
+        reason="spawn mode oci needs root and runc (Debian: apt-get install runc)",
+    )
+}
+"""What a spawn mode needs besides this repository; .ci/run installs it."""
+
+
+def pytest_generate_tests(metafunc):
+    """A test of the product runs in the modes that its marker names, or else in process mode."""
+    if "spawn_mode" not in metafunc.fixturenames:
+        return
+    marker = metafunc.definition.get_closest_marker("spawn_modes")
+    modes = list(marker.args) if marker else ["process"]
+    chosen = os.environ.get(MODES_VARIABLE, "")
+    if chosen:
+        modes = [mode for mode in chosen.split(",") if not marker or mode in modes]
+    metafunc.parametrize("spawn_mode", [pytest.param(m, marks=NEEDS.get(m, ())) for m in modes])
 
 
 def descendants():
@@ -62,6 +89,9 @@ class Product:
     started: list = field(default_factory=list)
     environment: dict = field(default_factory=dict)
     """Variables beside those of this process."""
+    python: str = sys.executable
+    user: dict = field(default_factory=dict)
+    """Options of Popen that say who runs it; empty: who runs the tests."""
 
     def write(self, source, calls, *, config="", children=None, job="", executors=2):
         functions = self.folder / "functions"
@@ -82,13 +112,14 @@ class Product:
     def start(self, *arguments):
         environment = {k: v for k, v in os.environ.items() if not k.startswith("BLOCKX_")}
         process = subprocess.Popen(
-            [sys.executable, str(LAUNCHER), *(arguments or ("--config", "config.yaml"))],
+            [self.python, str(LAUNCHER), *(arguments or ("--config", "config.yaml"))],
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             env={**environment, "TMPDIR": str(self.folder.parent / "t"), **self.environment},
+            **self.user,
         )
         self.started.append(process)
         return process
@@ -111,6 +142,17 @@ class Product:
             assert time.monotonic() < end, f"never: {what}"
             time.sleep(0.01)
 
+    def bodies(self):
+        """How many bodies have said ``tally()``, in all runs."""
+        store = self.folder / "store.sqlite"
+        if not store.exists():
+            return 0
+        with contextlib.closing(sqlite3.connect(store)) as db:
+            try:
+                return db.execute("SELECT count(*) FROM ran").fetchone()[0]
+            except sqlite3.OperationalError:  # no table yet
+                return 0
+
     def executors(self):
         """Executor processes of this product, by their title."""
         found = []
@@ -124,13 +166,13 @@ class Product:
 
 
 @pytest.fixture
-def product(tmp_path_factory):
+def product(tmp_path_factory, spawn_mode):
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     there_before = descendants()  # a fork server of other tests in this process, say
     base = tmp_path_factory.mktemp("e")
     for name in ("p", "t"):
         (base / name).mkdir()
-    product = Product(base / "p")
+    product = Product(base / "p", environment={"EXECUTOR_SPAWN_MODE": spawn_mode})
     yield product
     for process in product.started:
         if process.poll() is None:

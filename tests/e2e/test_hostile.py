@@ -1,9 +1,9 @@
 """Functions that attack: each ends as its sample says, and main, the neighbours and the executors go on.
 
-Two runs of the whole product over the corpus of the audit: one in restricted mode with all samples, one in open mode
-with those that must be contained while they run. Every other call is a neighbour that must come out right; then their
-probes run as a job, hence a task, of their own. No sample of the corpus needs the sandbox of the operating system to be
-contained: what does is refused by the audit, and in open mode not promised.
+Three runs of the whole product over the corpus of the audit: in restricted mode with all samples, in open mode and in a
+sandbox with those that must be contained while they run. Every other call is a neighbour that must come out right; then
+their probes run as a job, hence a task, of their own. No sample of the corpus needs the sandbox of the operating system
+to be contained: what does is refused by the audit, and in open mode not promised.
 """
 
 import json
@@ -109,11 +109,11 @@ def run(product: Product, mode, chosen):
 def products(tmp_path_factory):
     """The ``product`` fixture for a whole module: ``run`` waits for the end, so nothing is left to reap."""
 
-    def make():
+    def make(spawn_mode="process"):
         base = tmp_path_factory.mktemp("h")
         for name in ("p", "t"):
             (base / name).mkdir()
-        return Product(base / "p")
+        return Product(base / "p", environment={"EXECUTOR_SPAWN_MODE": spawn_mode})
 
     return make
 
@@ -121,6 +121,11 @@ def products(tmp_path_factory):
 @pytest.fixture(scope="module")
 def open_run(products):
     return run(products(), "open", CONTAINED)
+
+
+@pytest.fixture(scope="module")
+def sandbox_run(products):
+    return run(products("sandbox"), "open", CONTAINED)
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +153,12 @@ def test_in_open_mode_each_sample_ends_as_it_must(open_run, sample_id):
 
 
 @pytest.mark.parametrize("sample_id", CONTAINED)
+def test_in_a_sandbox_each_sample_ends_as_it_must(sandbox_run, sample_id):
+    record = sandbox_run[0][sample_id]
+    assert end_of(record) in expected_ends(SAMPLES[sample_id]), record
+
+
+@pytest.mark.parametrize("sample_id", CONTAINED)
 def test_in_restricted_mode_each_sample_ends_as_it_must_or_is_refused(restricted_run, sample_id):
     record = restricted_run[0][sample_id]
     ends = expected_ends(SAMPLES[sample_id])
@@ -169,7 +180,7 @@ def test_escapes_do_not_run_in_restricted_mode(restricted_run, sample_id):
     assert is_refused(restricted_run[0][sample_id]), restricted_run[0][sample_id]
 
 
-@pytest.mark.parametrize("mode", ["open_run", "restricted_run"])
+@pytest.mark.parametrize("mode", ["open_run", "sandbox_run", "restricted_run"])
 def test_main_and_all_neighbours_are_unharmed(request, mode):
     _, ended = request.getfixturevalue(mode)
     assert ended.code == 1, ended.text
@@ -181,7 +192,7 @@ def test_main_and_all_neighbours_are_unharmed(request, mode):
     ]
 
 
-@pytest.mark.parametrize("mode", ["open_run", "restricted_run"])
+@pytest.mark.parametrize("mode", ["open_run", "sandbox_run", "restricted_run"])
 def test_another_task_finds_nothing_of_them(request, mode):
     _, ended = request.getfixturevalue(mode)
     records = ended.lines("probes_out.jsonl")

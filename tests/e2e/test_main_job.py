@@ -39,6 +39,7 @@ def transfer_of(row: dict[str, Any]) -> tuple[object, ...]:
     return row["log_index"], row["address"], fields["from"], fields["to"], value
 
 
+@pytest.mark.spawn_modes("process", "sandbox")
 def test_the_main_job_decodes_every_transfer_of_the_block_digit_for_digit(product, folder: Path):
     run(product, "--config", "config.yaml")
     rows = lines_of(folder / "out" / "rows.jsonl")

@@ -12,30 +12,27 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.sources import STORE, TALLY
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNTED = (
-    "import time\nTALLY = open({ran!r}, 'ab', buffering=0)\n\n"
-    "def _(n):\n    TALLY.write(b'.')\n    time.sleep(0.01)\n    return {{'n': n}}\n"
+    "import time\n" + TALLY + "\n"
+    "def _(n):\n    tally()\n    time.sleep(0.01)\n    return {'n': n}\n"
 )
-FEW_AT_ONCE = "dispatcher: {executor_max_inflight: 4}"
-
-
-def ran(product):
-    path = product.folder / "ran"
-    return path.stat().st_size if path.exists() else 0
+FEW_AT_ONCE = "dispatcher: {executor_max_inflight: 4}\n"
+CONFIG = FEW_AT_ONCE + STORE
 
 
 def write(product, calls=400, **options):
-    source = COUNTED.format(ran=str(product.folder / "ran"))
-    return product.write(source, [[n] for n in range(calls)], config=FEW_AT_ONCE, **options)
+    return product.write(COUNTED, [[n] for n in range(calls)], config=CONFIG, **options)
 
 
 def stop_after(product, bodies, number):
     """Run until so many bodies have started, then send a signal."""
     process = product.start()
-    product.until(lambda: ran(product) >= bodies, "bodies started")
+    product.until(lambda: product.bodies() >= bodies, "bodies started")
     process.send_signal(number)
     return product.finish(process)
 
@@ -61,19 +58,19 @@ def test_a_run_that_was_ended_is_resumed_by_the_same_command(product, number, co
     )
     assert again.job()["resumed"] >= 90 if number != signal.SIGKILL else again.job()["resumed"] > 0
     # What ran when it was killed, and what had ended within the last 20 ms, runs again; no more.
-    assert ran(product) - 400 <= 100
+    assert product.bodies() - 400 <= 100
     numbers = again.report()
     skipped = product.run()
     assert "job case: finished, all calls are ok" in skipped.text
     assert skipped.report()["jobs"] == numbers["jobs"]
-    assert ran(product) - 400 <= 100
+    assert product.bodies() - 400 <= 100
 
 
 def test_a_killed_run_loses_only_the_last_moments(product):
     """One call at a time: all but the last few are in the journal, whenever main is killed."""
     write(product, executors=1, job=", max_inflight: 1")
     stop_after(product, 60, signal.SIGKILL)
-    started = ran(product)
+    started = product.bodies()
     again = product.run("--config", "config.yaml", "--limit", "1")
     assert again.job()["resumed"] >= started - 12
 
@@ -94,7 +91,8 @@ def test_kills_at_random_moments_lose_and_double_nothing(product):
 
 
 def test_a_full_disk_ends_the_job_clearly_and_it_resumes_once_there_is_room(product):
-    write(product, calls=300)
+    source = "import time\n\ndef _(n):\n    time.sleep(0.01)\n    return {'n': n}\n"
+    product.write(source, [[n] for n in range(300)], config=FEW_AT_ONCE)
     # Writes beyond 20 kB of a file fail, as they would on a full disk. Python ignores SIGXFSZ.
     script = f"ulimit -f 40; exec {sys.executable} {ROOT / 'blockx.py'} --config config.yaml"
     process = subprocess.Popen(
@@ -103,7 +101,7 @@ def test_a_full_disk_ends_the_job_clearly_and_it_resumes_once_there_is_room(prod
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "TMPDIR": str(product.folder.parent / "t")},
+        env={**os.environ, "TMPDIR": str(product.folder.parent / "t"), **product.environment},
     )
     product.started.append(process)
     ended = product.finish(process)
@@ -118,13 +116,19 @@ def test_a_full_disk_ends_the_job_clearly_and_it_resumes_once_there_is_room(prod
 
 
 def test_failed_calls_are_merged_into_the_results(product):
-    source = "import os\n\ndef _(n):\n    if n == 3 and not os.path.exists('mended'):\n        raise ValueError(n)\n"
     source = (
-        source.replace("'mended'", repr(str(product.folder / "mended"))) + "    return {'n': n}\n"
+        "from blockx_sdk import db\n\ndef _(n):\n    if n == 3 and db.get('mended', {'n': n}) is None:\n"
+        "        raise ValueError(n)\n    return {'n': n}\n"
     )
-    product.write(source, [[n] for n in range(10)])
+    mended = product.folder / "mended.jsonl"
+    mended.write_text('{"n": 2}\n')
+    product.write(
+        source,
+        [[n] for n in range(10)],
+        config="backends: {blockdb: {memory: {mended: mended.jsonl}}}",
+    )
     assert product.run().code == 1
-    (product.folder / "mended").touch()
+    mended.write_text('{"n": 3}\n')
     ended = product.run("--config", "config.yaml", "--retry-failed")
     assert (ended.code, ended.outputs()) == (0, [{"n": n} for n in range(10)])
     assert (ended.job()["calls"], ended.job()["resumed"], ended.job()["executed"]) == (10, 9, 10)
@@ -133,13 +137,11 @@ def test_failed_calls_are_merged_into_the_results(product):
 
 def test_a_function_that_a_call_reached_is_named_when_it_has_changed(product):
     child = {"child": "def _(n):\n    return n\n"}
-    source = COUNTED.format(ran=str(product.folder / "ran")).replace(
-        "{'n': n}", "{'n': function.call('child', n)}"
-    )
+    source = COUNTED.replace("{'n': n}", "{'n': function.call('child', n)}")
     product.write(
         "from blockx import function\n" + source,
         [[n] for n in range(400)],
-        config=FEW_AT_ONCE,
+        config=CONFIG,
         children=child,
     )
     stop_after(product, 100, signal.SIGINT)
@@ -214,15 +216,15 @@ def test_a_dry_run_reads_what_is_known_to_be_a_read_and_refuses_the_rest(product
 def test_jobs_side_by_side_share_the_executors(product):
     """Each waits for the other's first call: in turn they would never end."""
     source = (
-        "import os, time\n\ndef _(mine, other):\n    open(mine, 'w').close()\n"
-        "    while not os.path.exists(other):\n        time.sleep(0.01)\n    return {'mine': mine}\n"
+        "import time\nfrom blockdb import Table\n\ndef _(mine, other):\n    seen = Table('seen', key=['who'])\n"
+        "    seen.upsert_rows([{'who': mine}])\n    while seen.get_row({'who': other}) is None:\n"
+        "        time.sleep(0.01)\n    return {'mine': mine}\n"
     )
     product.write(source, [])
-    here, there = str(product.folder / "here"), str(product.folder / "there")
     (product.folder / "config.yaml").write_text(
-        "worker: {executor_count: 2}\nparallel: true\nreport: report.json\njobs:\n"
-        f"  - {{name: a, function: case, calls: [['{here}', '{there}']], results: a.jsonl}}\n"
-        f"  - {{name: b, function: case, calls: [['{there}', '{here}']], results: b.jsonl}}\n"
+        f"{STORE}\nworker: {{executor_count: 2}}\nparallel: true\nreport: report.json\njobs:\n"
+        "  - {name: a, function: case, calls: [[here, there]], results: a.jsonl}\n"
+        "  - {name: b, function: case, calls: [[there, here]], results: b.jsonl}\n"
     )
     ended = product.run()
     assert ended.code == 0, ended.text

@@ -49,6 +49,7 @@ def test_a_failed_call_says_where_and_the_others_go_on(product):
     assert (line["function"], line["args"]) == ("case", [0])
 
 
+@pytest.mark.spawn_modes("process", "sandbox")
 def test_subcalls_run_once_for_equal_arguments_and_even_when_every_place_is_taken(product):
     source = (
         "def _(p):\n    return {'n': p['n'], 'v': function.call('child', {'n': p['n'] % 3})['v']}\n"
@@ -74,6 +75,7 @@ def test_sleeping_calls_let_the_others_run(product):
     assert ended.report()["wall_s"] < 64 * 0.3 / 4
 
 
+@pytest.mark.spawn_modes("process", "sandbox")
 def test_a_computing_loop_ends_at_its_budget_alone(product):
     source = "def _(n):\n    while n == 2:\n        pass\n    return {'n': n}\n"
     product.write(
@@ -85,6 +87,7 @@ def test_a_computing_loop_ends_at_its_budget_alone(product):
     assert ended.job()["retries"] == 0
 
 
+@pytest.mark.spawn_modes("process", "sandbox")
 def test_a_call_that_kills_its_process_is_charged_and_its_neighbours_run_again_for_free(product):
     source = "import os\n\ndef _(n):\n    if n == 3:\n        os._exit(9)\n    return {'n': n}\n"
     ended = product.write(source, [[n] for n in range(10)]).run()

@@ -23,9 +23,10 @@ LOADED = (
 )
 
 
+@pytest.mark.spawn_modes("process", "sandbox")
 def test_subcalls_are_children_of_their_callers_span_and_failures_have_error_status(product):
     product.write(PARENT, [[n] for n in range(4)], children=CHILD)
-    product.environment = {"BLOCKX_OTEL_SPAN_FILE": "spans.jsonl"}
+    product.environment |= {"BLOCKX_OTEL_SPAN_FILE": "spans.jsonl"}
     ended = product.run()
     assert ended.code == 1
     spans = {line["attributes"]["call_id"]: line for line in ended.lines("spans.jsonl")}
@@ -55,7 +56,7 @@ def test_subcalls_are_children_of_their_callers_span_and_failures_have_error_sta
 
 def test_only_the_calls_that_the_ratio_takes_have_spans(product):
     product.write("def _(n):\n    return {'n': n}\n", [[n] for n in range(200)])
-    product.environment = {
+    product.environment |= {
         "BLOCKX_OTEL_SPAN_FILE": "spans.jsonl",
         "OTEL_TRACES_SAMPLER_ARG": "0.2",
     }
@@ -66,14 +67,14 @@ def test_only_the_calls_that_the_ratio_takes_have_spans(product):
 
 def test_a_wrong_ratio_ends_the_run_before_it_starts(product):
     product.write("def _(n):\n    return {'n': n}\n", [[1]])
-    product.environment = {"BLOCKX_OTEL_SPAN_FILE": "s.jsonl", "OTEL_TRACES_SAMPLER_ARG": "most"}
+    product.environment |= {"BLOCKX_OTEL_SPAN_FILE": "s.jsonl", "OTEL_TRACES_SAMPLER_ARG": "most"}
     ended = product.run()
     assert ended.code == 2
     assert "OTEL_TRACES_SAMPLER_ARG='most'" in ended.text
 
 
 def test_when_nothing_is_set_an_executor_loads_nothing_and_has_no_thread_for_it(product):
-    product.environment = {"OTEL_TRACES_SAMPLER_ARG": "1", "BLOCKX_OTEL_UDS_EVENTS": "1"}
+    product.environment |= {"OTEL_TRACES_SAMPLER_ARG": "1", "BLOCKX_OTEL_UDS_EVENTS": "1"}
     ended = product.write(LOADED, [[]]).run()
     assert (ended.code, ended.outputs()) == (
         0,
@@ -82,7 +83,7 @@ def test_when_nothing_is_set_an_executor_loads_nothing_and_has_no_thread_for_it(
 
 
 def test_the_file_needs_no_library(product):
-    product.environment = {"BLOCKX_OTEL_SPAN_FILE": "spans.jsonl"}
+    product.environment |= {"BLOCKX_OTEL_SPAN_FILE": "spans.jsonl"}
     ended = product.write(LOADED, [[]]).run()
     assert (ended.code, ended.outputs()) == (
         0,
@@ -115,12 +116,13 @@ def collector():
         thread.join()
 
 
+@pytest.mark.spawn_modes("process")
 def test_a_collector_gets_the_same_spans(product, collector):
     # Here, since only this test needs the extra otel.
     from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as service
 
     product.write(PARENT, [[n] for n in range(4)], children=CHILD)
-    product.environment = {
+    product.environment |= {
         "BLOCKX_OTEL_SPAN_FILE": "spans.jsonl",
         "BLOCKX_OTEL_UDS_EVENTS": "1",
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.server_port}",
@@ -160,6 +162,6 @@ def test_a_collector_gets_the_same_spans(product, collector):
 
 def test_a_collector_that_is_not_there_changes_no_call(product):
     product.write("def _(n):\n    return {'n': n}\n", [[n] for n in range(20)])
-    product.environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
+    product.environment |= {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
     ended = product.run()
     assert (ended.code, ended.outputs()) == (0, [{"n": n} for n in range(20)])

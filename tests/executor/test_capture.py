@@ -3,9 +3,12 @@
 # ruff: noqa: T201 - what calls print is the subject
 
 import contextlib
+import errno
 import gc
 import io
 import json
+import os
+import pty
 import subprocess
 import sys
 import weakref
@@ -453,3 +456,17 @@ def test_descriptors_of_user_code_lead_nowhere_and_ours_stays_private():
         [sys.executable, "-c", program], capture_output=True, timeout=60, check=True
     )
     assert (done.stdout, done.stderr) == (b"", b"ours")
+
+
+@pytest.mark.slow
+def test_a_terminal_can_be_written_by_the_log_and_not_be_read():
+    main, terminal = pty.openpty()
+    script = (
+        "import os, sys\nfrom blockx.executor.capture import silence_descriptors\n"
+        "log = silence_descriptors()\nos.write(log, b'a line')\n"
+        "try:\n    os.read(log, 1)\nexcept OSError as error:\n    os._exit(error.errno)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], stderr=terminal, check=False, timeout=30)
+    assert (done.returncode, os.read(main, 100)) == (errno.EBADF, b"a line")
+    os.close(main)
+    os.close(terminal)

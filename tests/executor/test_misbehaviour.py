@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from blockx.ipc.messages import CallCompleted, CallFailed
-from tests.executor.test_process import FakeMain, Forked, is_alive, until
+from tests.executor.processes import FakeMain, Forked, is_alive, until
 
 pytestmark = pytest.mark.slow
 

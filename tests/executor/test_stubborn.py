@@ -16,7 +16,7 @@ from blockx.ipc.messages import (
     ResumeCallPayload,
     WaitKind,
 )
-from tests.executor.test_process import FakeMain, Forked
+from tests.executor.processes import FakeMain, Forked
 
 pytestmark = pytest.mark.slow
 

@@ -81,6 +81,7 @@ class World:
         self.tick_s = 0.0
         self.spawn_error = ""
         self.preload_error = ""
+        self.out_of_memory: set[int] = set()
         self.rows: list[object] = ["empty"] * count
         limits: dict[str, Any] = {"executor_restart_delay_ms": 1_000, **config}
         self.pool = ExecutorPool(
@@ -91,6 +92,7 @@ class World:
             self,
             heartbeat_fd=7,
             clock=self.clock,
+            was_out_of_memory=lambda slot_index: slot_index in self.out_of_memory,
         )
 
     def clock(self) -> float:
@@ -171,6 +173,7 @@ def report(**changes: Any) -> ExitReport:
         "exit_code": 1,
         "cause": ExitCause.LOST,
         "killed_by_us": None,
+        "out_of_memory": False,
         "attached": True,
         "last_scheduler": "empty",
     }
@@ -205,6 +208,21 @@ def test_a_lost_executor_is_reaped_told_with_its_last_row_and_replaced_after_the
     assert world.turn(later_ms=1) == ["clear row 0", "spawn exec-0 102", "told of exec-0 102"]
     counts = world.pool.counts()
     assert (counts.restarts, counts.lost) == (1, Counter({"signal SIGSEGV": 1}))
+
+
+def test_a_death_at_the_limit_of_the_control_group_is_told_as_such_unless_we_killed(
+    make_world: MakeWorld,
+) -> None:
+    world = started(make_world())
+    world.out_of_memory = {0}
+    world.processes[101].die(-signal.SIGKILL)
+    world.turn()
+    world.turn(later_ms=1_000)
+    world.pool.kill("exec-0", 102, "wedged")
+    world.turn()
+    world.turn()
+    assert [told.out_of_memory for told in world.reports] == [True, False]
+    assert world.pool.counts().lost == Counter({"out of memory": 1})
 
 
 def test_a_killed_executor_is_reaped_before_anyone_is_told_and_replaced_at_once(

@@ -64,7 +64,7 @@ class Loop:
 class World:
     """The adapter with a fake pool and a listener that records; time stands still unless moved."""
 
-    def __init__(self, tmp_path, *, check_pid=True):
+    def __init__(self, tmp_path, *, check_pid=True, spawned_pid=int):
         self.loop, self.events, self.killed, self.io, self.subcalls, self.ended = (
             Loop(),
             [],
@@ -83,6 +83,7 @@ class World:
             table=self.table,
             executor_max_inflight=4,
             check_pid=check_pid,
+            spawned_pid=spawned_pid,
             now_ms=lambda: self.now,
         )
         self.adapter.set_listener(self)
@@ -454,6 +455,42 @@ def test_a_kill_of_ours_is_charged_with_its_kind(world):
         "a call held it",
         False,
     )
+
+
+def test_a_death_at_the_limit_of_the_control_group_is_charged(world):
+    world.attach()
+    world.start()
+    world.adapter.executor_exited("exec-0", os.getpid(), -9, None, True)
+    lost = world.events[-1]
+    assert (lost.kind, lost.free_of_charge) == (ErrorKind.MEMORY_EXCEEDED, False)
+    assert "worker.executor_memory_limit_bytes" in lost.detail
+
+
+def test_a_process_in_a_pid_namespace_attaches_as_the_one_that_was_spawned(tmp_path):
+    made = World(tmp_path, spawned_pid=lambda pid: pid + 1_000_000)
+    spawned = os.getpid() + 1_000_000
+    made.adapter.executor_spawned("exec-0", spawned)
+    made.beat(made.connect())
+    made.loop.turn()
+    (executor,) = made.adapter.attached_executors()
+    assert (executor.pid, executor.work_pid) == (spawned, os.getpid())
+    assert made.attached_pid == spawned
+    made.adapter.executor_exited("exec-0", spawned, 0, None)
+    assert kinds(made.events) == [ExecutorLost]
+    made.close()
+
+
+def test_another_user_than_the_one_of_the_slot_is_refused(world, tmp_path):
+    path = tmp_path / "theirs"
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    sock.bind(str(path))
+    sock.listen()
+    world.adapter.serve("exec-1", 0, sock, path, uid=os.getuid() + 1)
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(path))
+        world.loop.turn()
+        assert peer.recv(1) == b""
+    assert world.adapter.counters["connections_refused"] == 1
 
 
 def test_the_exit_of_an_older_process_of_the_slot_changes_nothing(world):
