@@ -132,7 +132,8 @@ def _run(
         work = JobsRun(sample, chosen, progress)
         jobs_thread = _Worker("blockx-jobs", work.run, engine.wake)
         jobs_thread.start()
-        display = ProgressDisplay(progress, sys.stderr, quiet=options.quiet)
+        messages = options.messages or sys.stderr
+        display = ProgressDisplay(progress, messages, quiet=options.quiet)
         try:
             _supervise(engine, work, jobs_thread, signals, progress, display)
         finally:

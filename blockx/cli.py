@@ -12,9 +12,9 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
-from blockx import cli_cache, cli_table
+from blockx import cli_cache, cli_call, cli_table
 from blockx.audit import command as audit_command
 from blockx.config import JobConfig, LoadedConfig, describe, load_config
 from blockx.errors import UsageError
@@ -37,7 +37,7 @@ EXIT_SIGINT = 130
 EXIT_SIGTERM = 143
 """Stopped by SIGTERM."""
 
-VERBS = ("run", "check", "audit", "table", "cache")
+VERBS = ("run", "check", "call", "audit", "table", "cache")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,8 @@ class RunOptions:
     """Which calls run."""
     quiet: bool = False
     """No progress and no table; messages only."""
+    messages: TextIO | None = None
+    """Where sentences about the jobs go. None: stderr."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -94,6 +96,8 @@ def _command(arguments: list[str]) -> int:
     if options.verb == "audit":
         return audit_command.run(options)
     loaded = load_config(Path(options.config), os.environ)
+    if options.verb == "call":
+        return cli_call.run(options, loaded)
     if options.verb == "table":
         return cli_table.run(options, loaded)
     if options.verb == "cache":
@@ -172,7 +176,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"blockx {__version__}")
     verbs = parser.add_subparsers(
-        dest="verb", metavar="{run,check,audit,table,cache}", required=True
+        dest="verb", metavar="{run,check,call,audit,table,cache}", required=True
     )
     helps = {
         "run": "run the jobs of a configuration and exit",
@@ -201,6 +205,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     audit_command.add_arguments(audit)
+    cli_call.add_parser(verbs)
     cli_table.add_parser(verbs)
     cli_cache.add_parser(verbs)
     return parser
