@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.conftest import LAUNCHER
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,7 +98,7 @@ def test_kills_at_random_moments_lose_and_double_nothing(product):
 def test_a_full_disk_ends_the_job_clearly_and_it_resumes_once_there_is_room(product):
     write(product, calls=300)
     # Writes beyond 20 kB of a file fail, as they would on a full disk. Python ignores SIGXFSZ.
-    script = f"ulimit -f 40; exec {sys.executable} {ROOT / 'blockx.py'} --config config.yaml"
+    script = f"ulimit -f 40; exec {sys.executable} {LAUNCHER} --config config.yaml"
     process = subprocess.Popen(
         ["sh", "-c", script],
         cwd=product.folder,
