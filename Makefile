@@ -39,19 +39,26 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 # The aims for speed, reached or not, beside what users would pick instead; several minutes, on an idle machine.
-bench: $(VENV)/.installed-peers
-	$(BIN)/python perf/aims.py
+# make bench COMPILED=1: of the compiled build.
+bench: $(VENV)/.installed-peers $(if $(COMPILED),build/compiled)
+	$(BIN)/python perf/aims.py $(if $(COMPILED),--compiled)
 
 proto: $(VENV)/.installed-test
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. blockx/backends/proto/blockdb.proto
 
-# A wheel whose dispatcher is compiled (mypyc, needs a C compiler) in dist/, and the core's tests against it.
-compiled: $(VENV)/.installed-dev
+# A wheel whose hot path is compiled (mypyc, needs a C compiler) in dist/, unpacked in build/compiled, and what
+# concerns it tested against that folder.
+compiled: build/compiled
+	BLOCKX_COMPILED=1 $(BIN)/python -m pytest -n auto -o pythonpath="build/compiled ." \
+		tests/dispatcher tests/sim/test_worlds.py tests/executor tests/ipc tests/transport tests/e2e
+
+# With the launcher beside it the folder is what a checkout is: `python build/compiled/blockx.py`.
+build/compiled: $(VENV)/.installed-dev setup.py $(shell find blockx -name '*.py')
 	rm -rf build dist
 	BLOCKX_COMPILED=1 $(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .
-	$(PIP) install --no-deps --target build/compiled dist/*.whl
-	BLOCKX_COMPILED=1 $(BIN)/python -m pytest -n auto -o pythonpath="build/compiled ." \
-		tests/dispatcher tests/sim/test_worlds.py
+	$(PIP) install --no-deps --target $@ dist/*.whl
+	cp blockx.py $@/
+	@touch $@
 
 clean:
 	rm -rf $(VENV) out build dist

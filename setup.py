@@ -9,6 +9,18 @@ from pathlib import Path
 
 from setuptools import setup
 
+MODULES = (
+    "blockx/dispatcher/*",
+    "blockx/executor/attempt",
+    "blockx/executor/bridge",
+    "blockx/executor/context",
+    "blockx/executor/queues",
+    "blockx/executor/runtime",
+    "blockx/executor/session",
+    "blockx/ipc/frames",
+    "blockx/ipc/heartbeat",
+)
+"""The path of a call through the core and through an executor."""
 LEFT_OUT = {"__init__.py", "invariants.py"}  # nothing to gain: a docstring, and checks of the tests
 
 
@@ -17,8 +29,8 @@ def compiled() -> list:
         return []
     from mypyc.build import mypycify
 
-    core = sorted(Path("blockx/dispatcher").glob("*.py"))
-    return mypycify([str(path) for path in core if path.name not in LEFT_OUT], opt_level="3")
+    found = [path for name in MODULES for path in sorted(Path().glob(f"{name}.py"))]
+    return mypycify([str(path) for path in found if path.name not in LEFT_OUT], opt_level="3")
 
 
 setup(ext_modules=compiled())

@@ -1,11 +1,12 @@
 """The aims of blockx for speed, measured: one line an aim, reached or not, and by how much.
 
-    python perf/aims.py [--reps 5] [--quick] [--only noop,reads] [--record]
+    python perf/aims.py [--reps 5] [--quick] [--only noop,reads] [--record] [--compiled]
 
 Exit code 0 only when every aim was measured and reached. Everything is on as it is by default (fairness, limits,
 journal, accounting), two executors. A ratio is the median of the ratios within a repetition, so that blockx and the
 peer saw the same machine. ``--quick``: fewer calls and one repetition, for a look. ``--record``: adds the run to
-``history.jsonl``, which ``compare.py`` reads.
+``history.jsonl``, which ``compare.py`` reads. ``--compiled``: of the compiled build (``make build/compiled``), as
+``BLOCKX_COMPILED=1`` in the environment is for every script of this folder.
 
 Needs ``requirements-peers.lock`` (``make bench`` installs it).
 """
@@ -14,6 +15,7 @@ import argparse
 import json
 import math
 import multiprocessing
+import os
 import sys
 import tempfile
 import time
@@ -28,7 +30,18 @@ import bench_reads
 import bodies
 import peers
 import psutil
-from harness import Job, Measures, commit, machine, median, product, ratios, run_product
+from harness import (
+    COMPILED_VARIABLE,
+    Job,
+    Measures,
+    code,
+    commit,
+    machine,
+    median,
+    product,
+    ratios,
+    run_product,
+)
 
 HISTORY = Path(__file__).parent / "history.jsonl"
 POLL_S = 0.01
@@ -323,7 +336,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one repetition of less work")
     parser.add_argument("--only", default=",".join(AIMS), help="comma-separated")
     parser.add_argument("--record", action="store_true", help="add the run to history.jsonl")
+    parser.add_argument("--compiled", action="store_true", help="of the compiled build")
     options = parser.parse_args()
+    if options.compiled:
+        os.environ[COMPILED_VARIABLE] = "1"
+    code()  # ends here if it is wanted and was not built
     wanted = options.only.split(",")
     if unknown := set(wanted) - AIMS.keys():
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(AIMS)}")

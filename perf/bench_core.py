@@ -19,11 +19,16 @@ import platform
 import pstats
 import random
 import statistics
+import sys
 import time
 import tracemalloc
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from perf.harness import code
+
+sys.path.insert(0, str(code()))
 
 from blockx.config import DispatcherConfig
 from blockx.dispatcher.commands import BindCall, Command, FinishTask, ReturnCredit, StartAttempt

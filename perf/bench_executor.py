@@ -25,10 +25,11 @@ import socket
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from harness import code
+
+sys.path.insert(0, str(code()))
 
 from blockx.executor import ambient, capture
 from blockx.executor.loader import Loader

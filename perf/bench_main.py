@@ -18,12 +18,17 @@ import pstats
 import random
 import socket
 import statistics
+import sys
 import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from perf.harness import code
+
+sys.path.insert(0, str(code()))
 
 from blockx.actor.effects import OpenTask
 from blockx.actor.memory_guard import MemoryGuard, MemoryLimits

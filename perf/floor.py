@@ -18,13 +18,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import greenlet
+from harness import code, machine
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from harness import machine
+sys.path.insert(0, str(code()))
 
 from blockx.ipc.frames import FrameDecoder, encode_frame
 from blockx.ipc.heartbeat import HeartbeatRow, create_table_fd

@@ -25,12 +25,28 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
+COMPILED_VARIABLE = "BLOCKX_COMPILED"
+"""Set to 1: what is measured, here and in processes below, is the build that ``make build/compiled`` leaves."""
 PROCESSES = 2
 RUN_SECONDS_MAX = 600
 """A run that takes longer is stopped, and the benchmark with it."""
 SAMPLE_S = 0.025
 
 Measures = dict[str, float]
+
+
+def is_compiled() -> bool:
+    return os.environ.get(COMPILED_VARIABLE) == "1"
+
+
+def code() -> Path:
+    """The folder of the blockx that is measured. Raises SystemExit when it has not been built."""
+    if not is_compiled():
+        return ROOT
+    folder = ROOT / "build" / "compiled"
+    if not list(folder.glob("blockx/executor/runtime.*.so")):
+        raise SystemExit("there is no compiled build: make build/compiled")
+    return folder
 
 
 def machine() -> str:
@@ -51,12 +67,12 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """The commit of this checkout, ``-dirty`` when files differ from it."""
+    """The commit of this checkout, ``-dirty`` when files differ from it, ``compiled-`` for the compiled build."""
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
         cwd=ROOT, capture_output=True, text=True, check=False,
     ).stdout.strip()  # fmt: skip
-    return described or "unknown"
+    return ("compiled-" if is_compiled() else "") + (described or "unknown")
 
 
 def median(runs: Sequence[Measures], key: str) -> float:
@@ -167,7 +183,7 @@ def product(
         )
         (folder / "config.yaml").write_text(text)
         process = subprocess.Popen(
-            [sys.executable, str(ROOT / "blockx.py"), "--config", "config.yaml"],
+            [sys.executable, str(code() / "blockx.py"), "--config", "config.yaml"],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

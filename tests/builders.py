@@ -6,8 +6,10 @@
 import inspect
 import random
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 
+import blockx
 from blockx.config import DispatcherConfig
 from blockx.dispatcher.core import DispatcherCore
 from blockx.dispatcher.model import (
@@ -19,6 +21,9 @@ from blockx.dispatcher.model import (
     TaskSpec,
 )
 from blockx.errors import ErrorKind
+
+CODE = Path(blockx.__file__).parents[1]
+"""Where the tested code is: the checkout, or the folder of a compiled build. What a test starts runs this code."""
 
 T = TypeVar("T")
 

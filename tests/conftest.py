@@ -8,9 +8,16 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from blockx.dispatcher import core
+from blockx.executor import runtime
+from blockx.ipc import frames
 from tests.postgres import postgres
 
 __all__ = ["postgres"]
+
+# `make compiled` runs tests a second time; they must not be those of the source again.
+for module in (core, runtime, frames):
+    assert str(module.__file__).endswith(".so") == ("BLOCKX_COMPILED" in os.environ)
 
 # The same examples in every run: a test that fails today fails tomorrow, on every machine.
 settings.register_profile("blockx", derandomize=True, deadline=None, max_examples=100)

@@ -74,7 +74,7 @@ STATE_WRITERS = {
     "blockx.supervisor.slots",
     "blockx.executor.context",
 }
-SWITCHERS = {"blockx.executor.runtime", "blockx.executor.bridge"}
+SWITCHERS = {"blockx.executor.runtime", "blockx.executor.bridge", "blockx.executor.lane"}
 
 
 def imports_of(module: str) -> Iterator[str]:
@@ -168,7 +168,7 @@ def test_state_is_written_by_its_owner_only(module: str):
 
 
 @pytest.mark.parametrize("module", list(MODULES))
-def test_greenlets_are_switched_in_two_places_only(module: str):
+def test_greenlets_are_switched_by_their_owners_only(module: str):
     calls = [call for call in lines_with(ast.Call, module) if isinstance(call.func, ast.Attribute)]
     switches = [call.lineno for call in calls if call.func.attr in ("switch", "throw")]
     assert module in SWITCHERS or switches == []

@@ -42,6 +42,8 @@ from blockx.ipc.frames import FrameTooLargeError
 from blockx.ipc.messages import CallWaiting, CallWaitingPayload, WaitKind, WireError
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
     from blockx.executor.runtime import ExecutorRuntime
 
 _monotonic_ns = time.monotonic_ns
@@ -71,7 +73,11 @@ _READ_KINDS: Final[dict[str, ErrorKind]] = {
 
 
 class SdkBridge:
-    """The ``Provider`` of all calls of this executor."""
+    """The ``Provider`` of all calls of this executor.
+
+    What a user hands over is checked here and not by its declared type, which a compiled module enforces in words
+    of its own: hence ``object`` for what must be text.
+    """
 
     def __init__(self, runtime: "ExecutorRuntime") -> None:
         self._runtime = runtime
@@ -82,11 +88,11 @@ class SdkBridge:
 
     def read_req(
         self,
-        backend: str,
-        operation: str,
+        backend: object,
+        operation: object,
         params: Mapping[str, Any],
         *,
-        cache_key: str | None = None,
+        cache_key: object = None,
     ) -> Any:
         """Read through a backend. An answer that came as raw bytes (a sidecar) is returned as bytes.
 
@@ -97,23 +103,23 @@ class SdkBridge:
         """
         return self._io(backend, operation, params, cache_key or "", write=False)
 
-    def write_req(self, backend: str, operation: str, params: Mapping[str, Any]) -> Any:
+    def write_req(self, backend: object, operation: object, params: Mapping[str, Any]) -> Any:
         """Write through a backend; returns when it is durable. Raises like ``read_req``."""
         return self._io(backend, operation, params, "", write=True)
 
     def capability_req(
         self,
-        backend: str,
-        operation: str,
+        backend: object,
+        operation: object,
         params: Mapping[str, Any],
         *,
-        cache_key: str = "",
-        sidecar: bytes | None = None,
+        cache_key: object = "",
+        sidecar: "Buffer | None" = None,
     ) -> Any:
         """Ask a capability backend; ``sidecar``: raw bytes beside the parameters. Raises like ``read_req``."""
         return self._io(backend, operation, params, cache_key, write=False, sidecar=sidecar)
 
-    def subcall(self, function_id: str, args: Any) -> Any:
+    def subcall(self, function_id: object, args: Any) -> Any:
         """Call another function of the task; ``args`` is the list of its positional arguments.
 
         Raises:
@@ -121,28 +127,29 @@ class SdkBridge:
             InexactValueError: an argument has no exact JSON form; the text names its path.
         """
         context = self.current()
-        function_id = _plain_text(function_id, "the id of a function")
-        context.last_operation = f"sub-call {function_id}"
-        wake = self._ask(
+        callee = _plain_text(function_id, "the id of a function")
+        context.last_operation = f"sub-call {callee}"
+        now_ns = self._ask(
             context,
             WAITING_SUBCALL,
             CallWaitingPayload(
                 wait_kind=WaitKind.SUBCALL,
                 task_id=context.task_id,
                 attempt_seq=context.attempt_seq,
-                function_id=function_id,
+                function_id=callee,
                 args=Raw(exact_json.encode(args if isinstance(args, list) else [args])),
             ),
         )
+        wake = self._answer(context, WAITING_SUBCALL, now_ns)
         if wake.error is not None:
-            raise _subcall_failed(context, function_id, wake.error)
+            raise _subcall_failed(context, callee, wake.error)
         return exact_json.decode(wake.result)
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float | SupportsIndex) -> None:
         """Suspend the call for a time; 0 lets others run. Raises like ``time.sleep``."""
         self._sleep(self.current(), seconds)
 
-    def sleep_in_call(self, seconds: float) -> bool:
+    def sleep_in_call(self, seconds: float | SupportsIndex) -> bool:
         """``time.sleep``: suspend the running call, or return False where none is running."""
         context = self._runtime.running
         if context is None or not self._is_callers(context):
@@ -167,7 +174,8 @@ class SdkBridge:
             else:
                 followers.append(context)
                 try:
-                    wake = self._ask(context, WAITING_FUNCTION_CODE, None)
+                    now_ns = self._ask(context, WAITING_FUNCTION_CODE, None)
+                    wake = self._answer(context, WAITING_FUNCTION_CODE, now_ns)
                 except BaseException:
                     if context in followers:
                         followers.remove(context)
@@ -186,7 +194,8 @@ class SdkBridge:
         )
         wake = shared = Wake(lead=True)
         try:
-            wake = self._ask(context, WAITING_FUNCTION_CODE, payload)
+            now_ns = self._ask(context, WAITING_FUNCTION_CODE, payload)
+            wake = self._answer(context, WAITING_FUNCTION_CODE, now_ns)
             shared = Wake(wake.result, wake.sidecar, wake.error)
         finally:
             del self._fetches[digest]
@@ -264,21 +273,33 @@ class SdkBridge:
         state: ExecState,
         payload: CallWaitingPayload | None,
         sidecar: bytes | None = None,
-    ) -> Wake:
-        """Send a request (None: nothing) and wait, for user code: with the alarm kept out, and the user's
-        words for a request that is too large."""
+    ) -> int:
+        """Send a request (None: nothing), for user code: the alarm is kept out until ``_answer`` ends, and a request
+        that is too large is a ValueError. Returns the moment.
+
+        Apart from ``_answer``, since a caller keeps what it passes: while thousands wait, nothing of what has been
+        sent may be kept (5 KB a call, compiled).
+        """
         context.in_user = False
         try:
             now_ns = _monotonic_ns()
             context.check(now_ns)
             if payload is not None:
                 self._send(context, state, payload, sidecar, now_ns)
-                payload = None  # what has been sent is not kept while thousands wait
-            return self.wait(context, state, now_ns)
         except FrameTooLargeError as error:
+            context.in_user = True
             raise ValueError(
                 f"{context.last_operation}: the request is too large: {error}"
             ) from None
+        except BaseException:
+            context.in_user = True
+            raise
+        return now_ns
+
+    def _answer(self, context: ExecContext, state: ExecState, now_ns: int) -> Wake:
+        """Wait for what was asked at that moment; then it is user code's turn again."""
+        try:
+            return self.wait(context, state, now_ns)
         finally:
             context.in_user = True
 
@@ -311,23 +332,24 @@ class SdkBridge:
 
     def _io(
         self,
-        backend: str,
-        operation: str,
+        backend: object,
+        operation: object,
         params: Mapping[str, Any],
-        cache_key: str,
+        cache_key: object,
         *,
         write: bool,
-        sidecar: bytes | None = None,
+        sidecar: "Buffer | None" = None,
     ) -> Any:
         context = self.current()
-        if not (type(backend) is type(operation) is type(cache_key) is str):
+        if type(backend) is not str:
             backend = _plain_text(backend, "a backend")
+        if type(operation) is not str:
             operation = _plain_text(operation, "an operation")
+        if type(cache_key) is not str:
             cache_key = _plain_text(cache_key, "a cache key")
-        if sidecar is not None and type(sidecar) is not bytes:
-            sidecar = bytes(memoryview(sidecar))
+        raw = sidecar if sidecar is None or type(sidecar) is bytes else bytes(memoryview(sidecar))
         context.last_operation = f"{backend} {operation}"
-        wake = self._ask(
+        now_ns = self._ask(
             context,
             WAITING_IO,
             CallWaitingPayload(
@@ -340,15 +362,16 @@ class SdkBridge:
                 cache_key=cache_key,
                 write=write,
             ),
-            sidecar,
+            raw,
         )
+        wake = self._answer(context, WAITING_IO, now_ns)
         if wake.error is not None:
             raise _read_failed(context, wake.error)
         if wake.sidecar is not None:
             return wake.sidecar
         return exact_json.decode(wake.result)
 
-    def _sleep(self, context: ExecContext, seconds: float) -> None:
+    def _sleep(self, context: ExecContext, seconds: float | SupportsIndex) -> None:
         asked_ns = _sleep_ns(seconds)
         context.in_user = False
         try:

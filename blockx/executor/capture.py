@@ -59,7 +59,10 @@ TAIL_CHARS_MAX: Final = 8 * 1024
 TAIL_CHARS_MAX_DEBUG: Final = 1024 * 1024
 """The same for a debug call: in practice all of it."""
 
-_OUR_FOLDER: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_OUR_FOLDERS: Final = (
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+    "blockx/",  # in tracebacks of compiled modules: the path that the compiler was given
+)
 
 # User classes may replace these attributes by properties; the base class's descriptors ask nobody.
 # For the same reason types are compared by ``type(x)``: ``isinstance`` may ask ``x.__class__``.
@@ -295,7 +298,7 @@ def _user_frames(
     frames: list[tuple[FrameType, int]] = []
     for frame, line in _walk(error):
         filename = frame.f_code.co_filename
-        if is_user(filename) or (frames and not filename.startswith(_OUR_FOLDER)):
+        if is_user(filename) or (frames and not filename.startswith(_OUR_FOLDERS)):
             frames.append((frame, line))
     return frames
 

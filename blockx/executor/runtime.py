@@ -3,7 +3,7 @@
 Main thread only. The hub is the greenlet that constructs the runtime; each started call runs in a
 *lane*, a pooled greenlet that runs call after call (making a greenlet costs 11 us, entering a parked
 one 0.7 us). The law of switching: ``step`` is the only place that enters a lane, ``bridge.wait`` and the
-end of a call (``_lane``) are the only ones that leave it, and nothing switches in a signal handler.
+end of a call (``lane.py``) are the only ones that leave it, and nothing switches in a signal handler.
 
 Invariants:
 - One call runs at a time; its sequence number stands in the heartbeat row from before it is entered
@@ -48,11 +48,13 @@ from blockx.executor.context import (
     Wake,
 )
 from blockx.executor.interrupts import Alarm
+from blockx.executor.lane import run_calls
 from blockx.executor.late_code import LateCode
+from blockx.executor.list_channel import ListChannel
 from blockx.executor.loader import Loader
 from blockx.executor.memory import ABI_CACHE_ENTRIES, AbiCaches, Garbage
 from blockx.executor.queues import RunQueue
-from blockx.executor.session import Channel, ListChannel
+from blockx.executor.session import Channel
 from blockx.executor.tasks import TASK_LINGER_NS, TaskModules
 from blockx.executor.tracing import Tracer
 from blockx.executor.vitals import Vitals, resident_bytes
@@ -464,7 +466,7 @@ class ExecutorRuntime:
         if self._lanes:
             lane = self._lanes.pop()
         else:
-            lane = greenlet(self._lane, self.hub)
+            lane = greenlet(partial(run_calls, self._run, self.hub), self.hub)
             lane.gr_context = self._clean_context.copy()
         if self._capture is not None:
             self._capture.restore()
@@ -502,14 +504,11 @@ class ExecutorRuntime:
 
     # ---- one call, in its lane -----------------------------------------------------------------
 
-    def _lane(self, context: ExecContext | None) -> None:
-        """Body of a pooled greenlet: one call after the other; parked here between them."""
-        while context is not None:
-            self._attempts.run(context)
-            if self.is_forked:
-                os._exit(0)
-            context = None
-            context = self.hub.switch()
+    def _run(self, context: ExecContext) -> None:
+        """One attempt from its first statement to its terminal message."""
+        self._attempts.run(context)
+        if self.is_forked:
+            os._exit(0)
 
     def _leave(self, context: ExecContext) -> None:
         """The attempt is resident no more."""

@@ -33,7 +33,7 @@ Received = tuple[MainMessage, bytes | None]
 
 
 class Channel(Protocol):
-    """How the runtime speaks with main; ``ListChannel`` is the one without a socket."""
+    """How the runtime speaks with main; ``list_channel.py`` has the one without a socket."""
 
     frames: int
     """Frames queued and not yet written."""
@@ -176,38 +176,3 @@ class UdsSession:
             if self._outbox_bytes > bytes_max and self.is_connected:
                 self._poll.modify(self._socket, select.POLLOUT)
                 self._poll.poll()
-
-
-class ListChannel:
-    """No socket: messages are kept for ``ExecutorRuntime.drain_outbox``; for tests and tools."""
-
-    def __init__(self) -> None:
-        self.sent: list[ExecutorMessage] = []
-        self.sidecars: list[bytes | None] = []
-        self.frames = 0
-        self.terminal_frames = 0
-        self.is_connected = True
-
-    def receive(self) -> list[Received]:
-        """Nothing: messages are handed to the runtime directly."""
-        return []
-
-    def send(self, message: ExecutorMessage, sidecar: bytes | None = None) -> None:
-        """Keep the message. Raises FrameTooLargeError as a socket's session does."""
-        encode_frame(message, sidecar)
-        self.sent.append(message)
-        self.sidecars.append(sidecar)
-
-    def send_terminal(self, message: ExecutorMessage) -> None:
-        """Keep the message."""
-        self.send(message)
-
-    def flush_if_due(self, now_ns: int) -> None:
-        """Nothing to do."""
-
-    def flush(self) -> None:
-        """Nothing to do."""
-
-    def abandon(self) -> None:
-        """Never speak again."""
-        self.is_connected = False

@@ -19,6 +19,7 @@ from blockx.backends import grpc_backend, grpc_peer
 from blockx.errors import GrpcError, ReadError, UsageError, read_error
 from blockx.sdk import provider as seam
 from tests.backends.harness import Io, outcome
+from tests.builders import CODE
 
 StartIo = Callable[..., Io]
 
@@ -522,9 +523,8 @@ def test_a_teams_own_service_works_inside_executors(server: Server, tmp_path: Pa
         f"backends: {{capabilities: {{prices: {{kind: grpc, options: {{target: '127.0.0.1:{server.port}'}}}}}}}}\n"
         "jobs: [{name: j, function: f, calls: [1, 2, 3], output: rows.jsonl}]\n"
     )
-    launcher = Path(__file__).parents[2] / "blockx.py"
     ran = subprocess.run(
-        [sys.executable, str(launcher), "--config", "config.yaml"],
+        [sys.executable, str(CODE / "blockx.py"), "--config", "config.yaml"],
         cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr

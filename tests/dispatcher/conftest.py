@@ -1,19 +1,14 @@
 """Fixtures of the dispatcher's tests; every core is checked against all invariants at teardown."""
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from blockx.dispatcher import core as core_module
 from blockx.dispatcher.core import DispatcherCore
 from blockx.dispatcher.invariants import assert_all
 from tests.builders import dispatcher_core
 from tests.dispatcher.shell import Shell
-
-# `make compiled` runs these tests a second time; they must not be those of the source again.
-assert core_module.__file__.endswith(".so") == ("BLOCKX_COMPILED" in os.environ)
 
 
 @pytest.fixture

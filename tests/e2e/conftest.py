@@ -16,8 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-LAUNCHER = ROOT / "blockx.py"
+from tests.builders import CODE
+
+LAUNCHER = CODE / "blockx.py"
 RUN_S_MAX = 60
 PR_SET_CHILD_SUBREAPER = 36
 MODES_VARIABLE = "TEST_SPAWN_MODES"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.conftest import LAUNCHER
 from tests.e2e.sources import STORE, TALLY
 
 pytestmark = pytest.mark.slow
@@ -94,7 +95,7 @@ def test_a_full_disk_ends_the_job_clearly_and_it_resumes_once_there_is_room(prod
     source = "import time\n\ndef _(n):\n    time.sleep(0.01)\n    return {'n': n}\n"
     product.write(source, [[n] for n in range(300)], config=FEW_AT_ONCE)
     # Writes beyond 20 kB of a file fail, as they would on a full disk. Python ignores SIGXFSZ.
-    script = f"ulimit -f 40; exec {sys.executable} {ROOT / 'blockx.py'} --config config.yaml"
+    script = f"ulimit -f 40; exec {sys.executable} {LAUNCHER} --config config.yaml"
     process = subprocess.Popen(
         ["sh", "-c", script],
         cwd=product.folder,

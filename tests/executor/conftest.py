@@ -153,7 +153,7 @@ def new_bench() -> Iterator[Any]:
         return benches[-1]
 
     yield make
-    for made in benches:
+    for made in reversed(benches):  # each gives back what it found
         made.runtime.close()
 
 

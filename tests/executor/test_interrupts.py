@@ -290,6 +290,15 @@ def test_a_wrong_length_is_refused_as_usual(bench, argument, error):
     assert bench.failure(source) == (ErrorKind.USER_ERROR, error)
 
 
+def test_a_length_may_be_anything_that_is_a_whole_number(bench):
+    source = (
+        "import time\nclass Two:\n    __index__ = lambda self: 2\ndef _():\n    time.sleep(Two())"
+    )
+    bench.start(source)
+    bench.run()
+    assert 1 < bench.runtime.next_scheduler_delay() <= 2
+
+
 def test_outside_of_a_call_and_in_threads_sleep_blocks_as_usual(bench):
     start = time.perf_counter()
     time.sleep(0.02)

@@ -5,6 +5,8 @@ import random
 
 import pytest
 
+from tests.executor.conftest import Bench
+
 THIRD = "def _(*_):\n    return str(Decimal(1) / Decimal(3))"
 PRECISIONS = {
     "the context": "decimal.getcontext().prec = 2",
@@ -47,10 +49,9 @@ def test_a_seed_makes_no_other_call_predictable(bench):
     assert len(others - {seeded}) == 3
 
 
-def test_the_modules_are_given_back(new_bench):
+def test_the_modules_are_given_back():
     before = [random.random, random.seed, decimal.DefaultContext]
-    bench = new_bench()
+    bench = Bench()
     assert random.random is not before[0]
     bench.runtime.close()
-    bench.runtime.close = lambda: None
     assert [random.random, random.seed, decimal.DefaultContext] == before

@@ -21,11 +21,10 @@ from blockx.ipc.messages import (
     CallWaiting,
     Heartbeat,
 )
+from tests.builders import CODE
 from tests.executor.processes import TIMEOUT_S, FakeMain, Forked, is_alive, until
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def by_hand(main: FakeMain, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]
     options += ["--heartbeat-interval", "0.05"]
     process = subprocess.Popen(
         [sys.executable, "-m", "blockx.executor", *options],
-        cwd=ROOT,
+        cwd=CODE,
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -125,7 +124,7 @@ def test_a_frame_that_main_may_not_send_ends_it_with_a_clear_line(main, by_hand)
 def test_a_socket_that_is_not_there_ends_it_with_a_clear_line(tmp_path):
     options = ["--executor-id", "exec-7", "--socket-path", str(tmp_path / "none")]
     command = [sys.executable, "-m", "blockx.executor", *options]
-    answer = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)
+    answer = subprocess.run(command, cwd=CODE, capture_output=True, timeout=60, check=False)
     assert answer.returncode == 1
     assert b"FileNotFoundError" in answer.stderr
 
@@ -300,7 +299,7 @@ def test_a_finished_call_is_sent_while_the_next_one_computes(main, forked):
 def test_it_dies_with_its_parent(main, tmp_path):
     options = ["--executor-id", "exec-7", "--socket-path", str(tmp_path / "s")]
     script = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-m', 'blockx.executor', *{options}])\ninput()"
-    parent = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdin=subprocess.PIPE)
+    parent = subprocess.Popen([sys.executable, "-c", script], cwd=CODE, stdin=subprocess.PIPE)
     first = main.accept()
     parent.kill()
     parent.wait()

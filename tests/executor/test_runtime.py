@@ -1,6 +1,8 @@
 """What the runtime does with messages: one outcome a call, stale ones counted, accounts kept."""
 
 import gc
+import itertools
+import re
 import sys
 import weakref
 from typing import Any
@@ -9,9 +11,11 @@ import pytest
 
 from blockx.errors import ErrorKind, InvalidTransitionError
 from blockx.executor import interrupts
+from blockx.executor.attempt import SHORT_STEP_NS
 from blockx.executor.context import ExecContext, ExecState
 from blockx.executor.queues import SLEEPERS_IN_A_ROW_MAX
 from blockx.executor.tasks import TASKS_LINGERING_MAX
+from blockx.functions.entry import is_user_file
 from blockx.ipc import exact_json
 from blockx.ipc.messages import CallFailed, CallWaiting, WaitKind, decode_main_message
 
@@ -43,13 +47,15 @@ def test_a_call_returns_its_exact_result_and_its_costs(bench):
     assert (payload.io_us, payload.subcall_us, payload.sleep_us) == (0, 0, 0)
 
 
-@pytest.mark.parametrize(("short_ns", "is_charged"), [(10**12, True), (0, False)])
+@pytest.mark.parametrize(("reading_ns", "is_charged"), [(1_000, True), (SHORT_STEP_NS, False)])
 def test_a_short_step_is_charged_its_wall_time_and_a_long_one_the_cpu_it_used(
-    bench, monkeypatch, short_ns, is_charged
+    bench, monkeypatch, reading_ns, is_charged
 ):
-    monkeypatch.setattr("blockx.executor.attempt.SHORT_STEP_NS", short_ns)
+    clock = itertools.count(1, reading_ns).__next__  # so much later at each look
+    for module in ("runtime", "attempt", "bridge"):
+        monkeypatch.setattr(f"blockx.executor.{module}._monotonic_ns", clock)
     monkeypatch.setattr("blockx.executor.attempt._thread_time_ns", lambda: 0)
-    message = bench.call("def _():\n    return sum(range(1_000))")
+    message = bench.call("def _():\n    return 1")
     assert (message.payload.cpu_us > 0) is is_charged
 
 
@@ -538,17 +544,55 @@ def _():
 """
 
 
-def test_the_messages_of_a_stub_travel_beside_the_parameters(bench, monkeypatch):
-    sidecars, send = [], bench.runtime.channel.send
-    monkeypatch.setattr(
-        bench.runtime.channel, "send", lambda m, s=None: (sidecars.append(s), send(m, s))
-    )
-    bench.start(STUB)
-    (waiting,) = bench.run()
+def sidecar_of_request(bench: Any, source: str) -> bytes:
+    """The raw bytes beside the first request of a call, which is still to be drained."""
+    bench.start(source)
+    (fetch,) = fetches(bench)
+    bench.resume(fetch, bench.sources[fetch.payload.function_code_digest])
+    bench.runtime.run_until_idle()
+    return bench.runtime.channel.sidecars[-1]
+
+
+def test_the_messages_of_a_stub_travel_beside_the_parameters(bench):
+    assert sidecar_of_request(bench, STUB) == b"ETH"
+    (waiting,) = bench.runtime.drain_outbox()
     assert (waiting.payload.backend, waiting.payload.operation) == ("prices", "/p.Prices/Price")
     params = {"timeout_ms": 1_500, "metadata": [["k", "v"]]}
     assert exact_json.decode(waiting.payload.params) == params
-    assert sidecars[-1] == b"ETH"
+
+
+@pytest.mark.parametrize(
+    ("statement", "error"),
+    [
+        ("read_req(5, 'get', {})", "a backend is text, not int"),
+        ("write_req('kv', None, {})", "an operation is text, not NoneType"),
+        ("read_req('kv', 'get', {}, cache_key=[1])", "a cache key is text, not list"),
+        ("subcall(len, [])", "the id of a function is text, not builtin_function_or_method"),
+        ("capability_req('c', 'o', {}, sidecar=1)", "memoryview: a bytes-like object is required, not 'int'"),
+    ],
+)  # fmt: skip
+def test_what_a_request_cannot_carry_is_refused_by_name(bench, statement, error):
+    source = (
+        f"from blockx.sdk.provider import get_provider\ndef _():\n    get_provider().{statement}"
+    )
+    assert bench.failure(source) == (ErrorKind.USER_ERROR, f"TypeError: {error}")
+
+
+def test_raw_bytes_may_be_any_buffer(bench):
+    source = (
+        "from blockx.sdk.provider import get_provider\nfrom array import array\ndef _():\n"
+        "    get_provider().capability_req('c', 'o', {}, sidecar=array('B', b'raw'))"
+    )
+    assert sidecar_of_request(bench, source) == b"raw"
+
+
+def test_the_stack_of_a_failed_read_shows_the_lines_of_its_user_only(bench):
+    bench.start(READ, ["a"])
+    (waiting,) = bench.run()
+    bench.resume(waiting, error={"kind": "io_error", "message": "m"})
+    (failed,) = bench.run()
+    files = re.findall(r'File "(.*?)"', failed.payload.error_stack)
+    assert {is_user_file(file) for file in files} == {True}
 
 
 def test_a_status_of_grpc_is_an_error_with_status_and_detail(bench):

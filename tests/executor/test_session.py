@@ -7,8 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from blockx.errors import PeerProtocolError
-from blockx.executor import session as session_module
-from blockx.executor.session import FRAMES_GATHERED_MAX, GATHER_NS, UdsSession
+from blockx.executor.session import (
+    FRAMES_GATHERED_MAX,
+    GATHER_NS,
+    OUTBOX_BYTES_MAX,
+    UdsSession,
+)
 from blockx.ipc.frames import FrameDecoder, FrameTooLargeError, encode_frame
 from blockx.ipc.messages import (
     CallCompleted,
@@ -85,8 +89,7 @@ def test_order_and_frames_stay_whole_over_partial_writes(pair):
     assert taken + pair.taken() == ids
 
 
-def test_a_full_outbox_waits_until_main_has_taken_half_of_it(pair, monkeypatch):
-    monkeypatch.setattr(session_module, "OUTBOX_BYTES_MAX", 1_000_000)
+def test_a_full_outbox_waits_until_main_has_taken_half_of_it(pair):
     ids = [str(n) for n in range(30)]
     taken: list[str] = []
 
@@ -99,8 +102,8 @@ def test_a_full_outbox_waits_until_main_has_taken_half_of_it(pair, monkeypatch):
     reader = threading.Thread(target=read)
     reader.start()
     for call_id in ids:
-        pair.session.send(completed(call_id, 100_000))
-        assert pair.session._outbox_bytes <= 1_000_000
+        pair.session.send(completed(call_id, OUTBOX_BYTES_MAX // 10))
+        assert pair.session._outbox_bytes <= OUTBOX_BYTES_MAX
     while pair.session.frames:
         pair.session.wait(1_000)
         pair.session.flush()
