@@ -280,13 +280,24 @@ def growth(scale: Scale) -> list[Aim]:
          [(8, 1, calls) for calls in lengths]),
         ("growth_executors", "1 to 64 executors (simulated)",
          [(executors, 1, 100_000) for executors in (1, 8, 64)]),
-        ("growth_tasks", "1 to 1,000 tasks", [(8, tasks, 100_000) for tasks in (1, 10, 1_000)]),
     ]  # fmt: skip
     return [
+        Aim("growth_tasks", "cost of a call in the core, 10 and 1,000 tasks of 100 calls: highest to that of one",
+            alone(task_growth, scale.reps), most=1.15),
+    ] + [
         Aim(key, f"cost of a call in the core, {what}: highest to lowest", alone(spread, cases, scale.reps),
             most=1.15)
         for key, what, cases in shapes
     ]  # fmt: skip
+
+
+def task_growth(reps: int) -> float:
+    """With equal calls a task: what a task itself costs is in all of them alike."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from perf import bench_core
+
+    costs = bench_core.growth(reps, 32)
+    return max(costs.values()) / costs[1]
 
 
 def spread(cases: Sequence[tuple[int, int, int]], reps: int) -> float:

@@ -1,14 +1,17 @@
 """What does a call cost in the dispatcher's core alone: submit, bind, complete, converge?
 
-    python -m perf.bench_core [--calls 100000] [--reps 3] [--group 32] [--level] [--profile]
+    python -m perf.bench_core [--calls 100000] [--reps 3] [--group 32] [--growth] [--level] [--profile]
 
 One thread, no sockets and no executors: a loop does what the orchestrator does around the core. It
 streams calls by credit (two stream batches on their way), answers every ``BindCall`` with ``CallBound``,
 completes the oldest attempts in groups (as many terminal frames as one turn of the real loop finds),
 and feeds snapshots every 400 calls. What it costs to make the specs, events and snapshots is included.
 
-The table has a row for each number of executors and tasks; an *event* is one ``handle``. ``--level``
-runs 1,000 to 1,000,000 calls through one shape and prints time and memory, which must not grow.
+The table has a row for each number of executors and tasks; an *event* is one ``handle``. Each row holds as
+many calls that have not ended as its tasks have in two stream batches, and a call costs 1.5 us more beside
+10,000 of them than beside 1,000 (they no longer fit into the processor's cache), of however many tasks they
+are. ``--growth`` therefore holds the calls a task and the rows a batch equal: what is left is the price of a
+task. ``--level`` runs 1,000 to 1,000,000 calls through one shape and prints time and memory, which must not grow.
 ``--profile`` says where the time goes, function by function (under the profiler all is slower).
 """
 
@@ -48,6 +51,9 @@ EXECUTORS = (1, 8, 64)
 TASKS = (1, 10, 1_000)
 LEVEL_CALLS = (1_000, 10_000, 100_000, 1_000_000)
 BATCH_ROWS = 512
+GROWTH_CALLS = 100
+GROWTH_ROWS = 16
+"""A batch of ``--growth``: 32 tasks, as many as take part at once, hold as many calls as one with 512."""
 SNAPSHOT_CALLS = 400
 """At 80,000 calls/s the orchestrator's 5 ms between two snapshots."""
 FUNCTION = FunctionRef("f", "d" * 64, "_")
@@ -75,13 +81,16 @@ class Measure:
 class Driver:
     """The least loop around a core that lets calls flow; see the module's docstring."""
 
-    def __init__(self, executors: int, tasks: int, calls: int, group: int) -> None:
+    def __init__(
+        self, executors: int, tasks: int, calls: int, group: int, rows: int = BATCH_ROWS
+    ) -> None:
         config = DispatcherConfig(call_cache_max_bytes=1 << 20)
         self.core = DispatcherCore(
             config, stall_timeout_ms=10_000, rng=random.Random(1), task_slots=32
         )
         self.executors = executors
         self.group = group
+        self.rows = rows
         self.events = 0
         self.finished = 0
         self.started: deque[StartAttempt] = deque()
@@ -152,7 +161,7 @@ class Driver:
             del self.left[task_id]
             self.post(ProductionEnded(task_id))
             return
-        rows = min(left, BATCH_ROWS)
+        rows = min(left, self.rows)
         first = self.made[task_id]
         specs = [
             CallSpec(n, FUNCTION, b"[%d]" % n, b"key:%d" % n) for n in range(first, first + rows)
@@ -181,9 +190,17 @@ class Driver:
         self.post(SnapshotUpdated(found, 0))
 
 
-def measure(executors: int, tasks: int, calls: int, group: int, *, memory: bool = False) -> Measure:
+def measure(
+    executors: int,
+    tasks: int,
+    calls: int,
+    group: int,
+    *,
+    rows: int = BATCH_ROWS,
+    memory: bool = False,
+) -> Measure:
     """One run, the collector stopped as far as it was; ``memory``: traced, and therefore slower."""
-    driver = Driver(executors, tasks, calls, group)
+    driver = Driver(executors, tasks, calls, group, rows)
     gc.collect()
     if memory:
         tracemalloc.start()
@@ -214,6 +231,28 @@ def print_matrix(calls: int, reps: int, group: int) -> None:
             )
 
 
+def growth(reps: int, group: int) -> dict[int, float]:
+    """Microseconds a call by number of tasks, each of which has ``GROWTH_CALLS``; they take turns."""
+    found: dict[int, list[float]] = {tasks: [] for tasks in TASKS}
+    for _ in range(reps):
+        for tasks, costs in found.items():
+            calls = GROWTH_CALLS * tasks
+            runs = max(1, min(100, 100_000 // calls))
+            costs.append(
+                statistics.median(
+                    measure(8, tasks, calls, group, rows=GROWTH_ROWS).call_us for _ in range(runs)
+                )
+            )
+    return {tasks: statistics.median(costs) for tasks, costs in found.items()}
+
+
+def print_growth(reps: int, group: int) -> None:
+    print(f"| tasks of {GROWTH_CALLS} calls (8 executors) | us a call |")
+    print("| ---: | ---: |")
+    for tasks, call_us in growth(reps, group).items():
+        print(f"| {tasks:,} | {call_us:.1f} |")
+
+
 def print_level(group: int) -> None:
     print("| tasks (8 executors) | calls | us a call | peak MiB | left KiB |")
     print("| ---: | ---: | ---: | ---: | ---: |")
@@ -241,12 +280,15 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=100_000)
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--group", type=int, default=32, help="terminal frames a turn")
+    parser.add_argument("--growth", action="store_true")
     parser.add_argument("--level", action="store_true")
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     print(f"{platform.machine()}, Python {platform.python_version()}\n")
     if options.profile:
         print_profile(options.calls, options.group)
+    elif options.growth:
+        print_growth(options.reps, options.group)
     elif options.level:
         print_level(options.group)
     else:

@@ -5,13 +5,14 @@
 Each run is a fresh process of the product over a list of no-op calls, JSON lines to JSON lines, results and
 rows kept; journal on and off take turns. calls/s is that of the job alone (from the moment its journal, or its
 first unfinished output, is made to the rename of its results); peak memory is VmHWM of main. ``--slow``: the
-first call sleeps until all others have ended, so that every result waits for its turn. The last column
-extrapolates nothing: it is what was measured.
+first call sleeps until all others have ended, so that every result waits for its turn. CPU is that of all
+processes, their start included: on a busy machine it tells more than the rate.
 """
 
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -46,6 +47,8 @@ report: report.json
 class Measured:
     rate: float
     peak_mb: float
+    cpu_us: float
+    """Of all processes, a call."""
 
 
 def run(folder: Path, calls: int, *, journal: bool, slow: bool) -> Measured:
@@ -59,6 +62,7 @@ def run(folder: Path, calls: int, *, journal: bool, slow: bool) -> Measured:
         file.writelines(f"[{n}]\n" for n in range(calls))
     (folder / "config.yaml").write_text(CONFIG.format(journal=str(journal).lower()))
     command = [sys.executable, str(ROOT / "blockx.py"), "--config", "config.yaml", "--quiet"]
+    cpu_s = _cpu_s_of_children()
     process = subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL)
     started_ns, peak_kb, end = 0, 0, time.monotonic() + RUN_S_MAX
     while process.poll() is None:
@@ -72,7 +76,13 @@ def run(folder: Path, calls: int, *, journal: bool, slow: bool) -> Measured:
     if report["jobs"][0]["ok"] != calls:
         raise SystemExit(f"{report['jobs'][0]['ok']} of {calls} calls ok")
     took_s = ((folder / "results.jsonl").stat().st_ctime_ns - started_ns) / 1e9
-    return Measured(calls / took_s, peak_kb / 1024)
+    cpu_us = (_cpu_s_of_children() - cpu_s) * 1e6 / calls
+    return Measured(calls / took_s, peak_kb / 1024, cpu_us)
+
+
+def _cpu_s_of_children() -> float:
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
 
 
 def high_water_kb(pid: int) -> int:
@@ -91,7 +101,8 @@ def main() -> None:
     options = parser.parse_args()
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     print(
-        f"{'calls':>10}  {'off calls/s':>11}  {'on calls/s':>10}  {'cost':>6}  {'off MB':>6}  {'on MB':>6}"
+        f"{'calls':>10}  {'off calls/s':>11}  {'on calls/s':>10}  {'cost':>6}"
+        f"  {'off CPU us':>10}  {'on CPU us':>9}  {'off MB':>6}  {'on MB':>6}"
     )
     for calls in map(int, options.calls.split(",")):
         pairs = []
@@ -104,10 +115,13 @@ def main() -> None:
         off = statistics.median(pair[False].rate for pair in pairs)
         on = statistics.median(pair[True].rate for pair in pairs)
         cost = statistics.median(1 - pair[True].rate / pair[False].rate for pair in pairs)
+        cpu_off = statistics.median(pair[False].cpu_us for pair in pairs)
+        cpu_on = statistics.median(pair[True].cpu_us for pair in pairs)
         peak_off = max(pair[False].peak_mb for pair in pairs)
         peak_on = max(pair[True].peak_mb for pair in pairs)
         print(
-            f"{calls:>10,}  {off:>11,.0f}  {on:>10,.0f}  {cost:>6.1%}  {peak_off:>6.0f}  {peak_on:>6.0f}",
+            f"{calls:>10,}  {off:>11,.0f}  {on:>10,.0f}  {cost:>6.1%}"
+            f"  {cpu_off:>10.1f}  {cpu_on:>9.1f}  {peak_off:>6.0f}  {peak_on:>6.0f}",
             flush=True,
         )
 

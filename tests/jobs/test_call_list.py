@@ -82,6 +82,19 @@ def test_equal_arguments_have_equal_keys_and_other_types_have_not(folder):
     assert len(set(keys)) == 4
 
 
+def test_a_digest_tells_function_and_arguments_and_stands_in_list_order(folder):
+    """The journal keeps it: it is the same in every version that reads the same journals."""
+    folder.write("c", '[1]\n{"function": "gone", "args": [2]}\n{"args":\n[1]\n[2]\n')
+    source = open_list(folder, "c")
+    digests = call_list.digests_of(source.next_batch())
+    source.close()
+    expected = [b"f\0[1]", b"gone\0[2]", b"f\0", b"f\0[1]", b"f\0[2]"]
+    assert digests == b"".join(
+        hashlib.blake2b(content, digest_size=call_list.DIGEST_BYTES).digest()
+        for content in expected
+    )
+
+
 def test_blank_lines_and_a_byte_order_mark_are_no_calls(folder):
     content = b"\xef\xbb\xbf1\n\n  \t \n\r\n2"
     assert read(folder, content) == [[(0, "f", b"[1]"), (1, "f", b"[2]")]]
