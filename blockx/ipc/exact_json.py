@@ -21,7 +21,7 @@ Limits: ``DEPTH_MAX``, ``NODES_MAX``, ``TEXT_CHARS_MAX``, ``INTEGER_CHARS_MAX``;
 import dataclasses
 import enum
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, date, datetime
 from gc import get_referents, is_tracked
 from itertools import chain, filterfalse
@@ -52,6 +52,8 @@ _INTEGER_BELOW: Final = -(10 ** (INTEGER_CHARS_MAX - 1))
 _REDUCTIONS_MAX: Final = 10
 """Steps from a foreign value to a plain one; an Enum whose value is itself must end somewhere."""
 _NAME_CHARS_MAX: Final = 80
+_PLAIN_FIELD: Final = vars(dataclasses)["_FIELD"]
+"""What marks a field that is neither a ``ClassVar`` nor an ``InitVar``."""
 _TAB, _NEW_LINE, _RETURN = b"\t\n\r"
 """As numbers: Python looks for a number in bytes ten times as fast as for bytes, since it tries each of these
 as a number first, and makes an exception of the failure."""
@@ -240,7 +242,7 @@ def _children(item: Any) -> Collection[object] | None:
         return list(list.__iter__(item))
     if issubclass(kind, tuple):
         return list(tuple.__iter__(item))
-    if hasattr(kind, "__dataclass_fields__"):
+    if _declared_fields(kind) is not None:
         return _children(_reduce(item))
     return ()
 
@@ -429,9 +431,10 @@ def _reducer(kind: type) -> Callable[[Any], object]:
     for base, reducer in _REDUCERS:
         if issubclass(kind, base):
             return reducer
-    if kind.__module__ == "numpy" and any(base.__name__ == "generic" for base in kind.__mro__):
+    names = map(_class_name, _class_bases(kind))
+    if "generic" in names and _class_module(kind) == "numpy":
         return _numpy_item
-    if hasattr(kind, "__dataclass_fields__"):
+    if _declared_fields(kind) is not None:
         return _dataclass_dict
     raise _Refusal(_why_refused(kind))
 
@@ -450,7 +453,7 @@ def _numpy_item(value: Any) -> object:
     """The Python value of a numpy scalar, if it says the same. numpy is not imported for it."""
     kind, item = type(value), value.item()
     # Of a time in nanoseconds the item is a bare count.
-    is_time = any(base.__name__ in ("datetime64", "timedelta64") for base in kind.__mro__)
+    is_time = any(_class_name(b) in ("datetime64", "timedelta64") for b in _class_bases(kind))
     if type(item) not in _NUMPY_ITEMS or (is_time and type(item) is int):
         raise _Refusal(_why_refused(kind))
     return item
@@ -465,8 +468,24 @@ def _dataclass_dict(value: Any) -> dict[str, object]:
     warn, _dataclass_warning = _dataclass_warning, None
     if warn is not None:
         warn(_name(type(value)))
-    fields = dataclasses.fields(value)
-    return {field.name: object.__getattribute__(value, field.name) for field in fields}
+    fields = _declared_fields(type(value)) or {}
+    names = [name for name, field in fields.items() if field._field_type is _PLAIN_FIELD]
+    return {name: object.__getattribute__(value, name) for name in names}
+
+
+def _declared_fields(kind: type) -> dict[str, Any] | None:
+    """The fields of a dataclass, pseudo-fields included; None: it is none.
+
+    As ``dataclasses.fields`` finds them, but without asking attributes of a class, whose metaclass may be the user's.
+    """
+    for base in _class_bases(kind):
+        found = _class_names(base).get("__dataclass_fields__")
+        if found is not None:
+            is_genuine = type(found) is dict and {type(f) for f in found.values()} <= {
+                dataclasses.Field
+            }
+            return found if is_genuine else None
+    return None
 
 
 _REDUCERS: Final[tuple[tuple[type, Callable[[Any], object]], ...]] = (
@@ -502,7 +521,7 @@ def _key_text(key: Any) -> str:
             raise _Refusal(_not_finite(key))
         if kind is float or kind is bool or key is None:
             return _dumps(key).decode()
-        if issubclass(kind, tuple) or hasattr(kind, "__dataclass_fields__"):
+        if issubclass(kind, tuple) or _declared_fields(kind) is not None:
             raise _Refusal(f"a value of type {_name(kind)} is no text; use a text as the key")
         key = _reduce(key)
     raise _Refusal("it is no plain value inside either")
@@ -564,6 +583,9 @@ def _why_refused(kind: type) -> str:
 
 
 _class_name: Final[Callable[[type], str]] = vars(type)["__name__"].__get__
+_class_module: Final[Callable[[type], object]] = vars(type)["__module__"].__get__
+_class_names: Final[Callable[[type], Mapping[str, Any]]] = vars(type)["__dict__"].__get__
+_class_bases: Final[Callable[[type], tuple[type, ...]]] = vars(type)["__mro__"].__get__
 """Of the class itself: its metaclass may be the user's, with a ``__name__`` of its own."""
 
 

@@ -103,6 +103,35 @@ class Row:
         raise AssertionError("a hook of the user ran")
 
 
+@dataclasses.dataclass
+class Watched:
+    n: int
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError("a hook of the user ran")
+
+
+def never_asked(*_arguments: object) -> Any:
+    raise AssertionError("a hook of the user ran")
+
+
+def test_a_class_is_not_asked_what_it_is() -> None:
+    # Made here: pytest asks the classes of a module.
+    hooks = dict.fromkeys(("__getattribute__", "__eq__", "__instancecheck__"), never_asked)
+    hooked = type("Hooked", (type,), {**hooks, "__hash__": type.__hash__})
+    lying = hooked("Lying", (), {})
+    pretended = type("Pretended", (), {"__dataclass_fields__": property(never_asked)})
+    for kind in (lying, pretended):
+        value = object.__new__(kind)
+        for inside in (value, [value], {"a": value}, {value: 1}):
+            with pytest.raises(InexactValueError, match=r"type (Lying|Pretended)"):
+                encode(inside)
+
+
+def test_the_fields_of_a_dataclass_are_read_without_asking_it() -> None:
+    assert encode([Watched(1)]) == b'[{"n":1}]'
+
+
 @dataclasses.dataclass(slots=True, frozen=True)
 class Slotted:
     row: Row
