@@ -92,7 +92,8 @@ def audit(data: bytes) -> None:
         compile_source("fuzzed", source, "functions/fuzzed.py#0")
     for finding in verdict.findings:
         assert finding.message.isprintable(), "a message carries what it quotes unescaped"
-        assert finding.line >= 0 and finding.column >= 0
+        assert finding.line >= 0
+        assert finding.column >= 0
 
 
 def _written(value: object) -> None:
