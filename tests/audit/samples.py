@@ -326,7 +326,7 @@ REFUSED: dict[str, list[str]] = {
         # a decorator of the source may give any class of the host
         "def give(c):\n    return str\n\n@give\nclass A:\n    pass\n\nclass B(A):\n    pass",
         "from dataclasses import dataclass\n\ndef give(c):\n    return c.kind\n\n@dataclass\n@give\nclass A:\n    pass",
-        "import dataclasses\n\ndef give(c):\n    return c.k\n\n@dataclasses.dataclass(order=True)\n@give\nclass A:\n    pass",
+        "import dataclasses\n\ndef give(c):\n    return c.k\n\n@dataclasses.dataclass(eq=1)\n@give\nclass A:\n    pass",
     ],
     "match": [
         "def _(p):\n    match p:\n        case object(x=y):\n            return y",
