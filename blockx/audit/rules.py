@@ -343,6 +343,8 @@ def _is_plain_base(names: Names, base: ast.expr) -> bool:
     scope, bindings = names.lookup(base)
     if scope is None:
         return base.id in EXCEPTIONS
+    if scope.kind in ("module", "class") and base.id in SAFE_BUILTINS.keys() - EXCEPTIONS:
+        return False  # before it is bound, or after a `del`, it is the built-in
     return all(
         isinstance(binding.definition, ast.ClassDef)
         and all(names.paths(_called(d)) == [CLASS_MAKER] for d in binding.definition.decorator_list)

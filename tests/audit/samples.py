@@ -323,6 +323,8 @@ REFUSED: dict[str, list[str]] = {
         "from dataclasses import dataclass\nd = dataclass\n\n@d\nclass A:\n    pass",
         "class A:\n    @print\n    def g(self):\n        pass",
         "class A(total=p):\n    pass",
+        "if 0:\n    class dict:\n        pass\n\nclass A(dict):\n    pass",
+        "class str:\n    pass\n\ndel str\n\nclass A(str):\n    pass",
         # a decorator of the source may give any class of the host
         "def give(c):\n    return str\n\n@give\nclass A:\n    pass\n\nclass B(A):\n    pass",
         "from dataclasses import dataclass\n\ndef give(c):\n    return c.kind\n\n@dataclass\n@give\nclass A:\n    pass",
