@@ -612,7 +612,8 @@ def decode(data: bytes | bytearray | memoryview | str) -> object:
 
     Raises:
         InvalidJsonError: no JSON, more than one value, nested deeper than the stack allows (about
-            900 levels), or a number out of range: ``1e400``, or an integer of over 4,300 digits.
+            900 levels, from Python 3.13 on 10,000), or a number out of range: ``1e400``, or an integer of over
+            4,300 digits.
     """
     try:
         return _decode(data)
