@@ -481,9 +481,9 @@ def _declared_fields(kind: type) -> dict[str, Any] | None:
     for base in _class_bases(kind):
         found = _class_names(base).get("__dataclass_fields__")
         if found is not None:
-            is_genuine = type(found) is dict and {type(f) for f in found.values()} <= {
-                dataclasses.Field
-            }
+            is_genuine = type(found) is dict and all(
+                type(field) is dataclasses.Field for field in found.values()
+            )
             return found if is_genuine else None
     return None
 
