@@ -21,6 +21,7 @@ Limits: ``DEPTH_MAX``, ``NODES_MAX``, ``TEXT_CHARS_MAX``, ``INTEGER_CHARS_MAX``;
 import dataclasses
 import enum
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, date, datetime
 from gc import get_referents, is_tracked
@@ -41,6 +42,9 @@ that holds the same list many times over would otherwise fill the memory."""
 TEXT_CHARS_MAX: Final = 64 * 1024 * 1024
 """Characters of all texts and keys in a value that is written, four times a frame. More is refused before it is
 written: one long text in 100,000 places would otherwise fill the memory."""
+SHARED_FROM: Final = 1_000
+"""Containers of one level, but the second, from which on it is asked whether some are in several places: 50 ns each.
+Fifteen lists within each other, each holding the next one twice, are 32,768 lists otherwise."""
 FEW_MEMBERS: Final = 16
 """So few objects of so few members are not measured: they are at most 256 times what their function holds anyway."""
 
@@ -185,11 +189,50 @@ def _is_bounded(value: object, levels: int, *, is_decoded: bool = False) -> bool
             else:
                 kinds = set(map(type, children))
                 chars += _text_chars(item, children, kinds)
-                if chars > TEXT_CHARS_MAX:
-                    raise TooLargeValueError("$", _TOO_LONG)
+                _check_chars(chars)
                 below.extend(_levels_of(children, kinds))
+        is_asked = len(level) > 1 and len(below) >= SHARED_FROM and not is_decoded
+        if is_asked and _is_shared(below):
+            return _is_bounded_shared(below, levels, members, chars)
         level = below
     return not level
+
+
+def _is_shared(level: list[object]) -> bool:
+    return len(set(map(id, level))) < len(level)
+
+
+def _check_chars(chars: int) -> None:
+    if chars > TEXT_CHARS_MAX:
+        raise TooLargeValueError("$", _TOO_LONG)
+
+
+def _is_bounded_shared(level: list[Any], levels: int, members: int, chars: int) -> bool:
+    """``_is_bounded`` from a level on that holds a container in several places, with what was counted above it.
+
+    Each is looked into once a level, and what it holds counted as often as it is there.
+    """
+    items = {id(item): item for item in level}
+    times = Counter(map(id, level))
+    while items and levels:
+        levels -= 1
+        below: dict[int, Any] = {}
+        below_times: Counter[int] = Counter()
+        for key, item in items.items():
+            children = _children(item)
+            if children is None:
+                return False
+            kinds = set(map(type, children))
+            members += len(children) * times[key]
+            chars += _text_chars(item, children, kinds) * times[key]
+            if members > NODES_MAX:
+                raise InexactValueError("$", _TOO_MANY)
+            _check_chars(chars)
+            for child in _levels_of(children, kinds):
+                below[id(child)] = child
+                below_times[id(child)] += times[key]
+        items, times = below, below_times
+    return not items
 
 
 def _is_level(child: object) -> bool:
