@@ -50,7 +50,6 @@ ENDS = {
 OTHER_ENDS = {
     "native-crash": {"deadline_exceeded", "user_error"},  # Python 3.12 counts C recursion
     "module-level": {"ok"},  # a sub-call while the module loads is charged to the loading call
-    "return-hook": {"deadline_exceeded"},
     "swallow-cancel": {
         "user_error"
     },  # Python itself minds a generator that goes on when it is closed
