@@ -72,7 +72,8 @@ RETRY_POLICIES: dict[ErrorKind, RetryPolicy] = {
 retries happen inside the read; what reaches the dispatcher is a read that gave up."""
 
 MOVES_MAX = 20
-"""Free attempts of one call. Full: the next free move fails the call with the kind of that move."""
+"""Free attempts of one call, beside those that a death charged to another call costs it. Full: the next free move
+fails the call with the kind of that move."""
 
 FOLLOWERS_SHARE = frozenset(
     {

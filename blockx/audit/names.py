@@ -39,6 +39,8 @@ class Binding:
     """Of an import or a prelude name: the dotted path."""
     value: ast.expr | None = None
     """What a plain name was taken from: the assigned value, what is iterated, the context manager."""
+    definition: ast.AST | None = None
+    """Of a class, a function and other nodes that hold the name as a text: that node."""
 
 
 @dataclass(slots=True, eq=False)
@@ -152,7 +154,7 @@ class Names:
             for node in tree.of(node_type):
                 name = getattr(node, field_name)
                 if name is not None:
-                    yield self._scope_of[node], name, Binding(kind)
+                    yield self._scope_of[node], name, Binding(kind, definition=node)
         for node in tree.of(ast.Import, ast.ImportFrom):
             for name, path in imported(node):
                 yield self._scope_of[node], name, Binding("import", path)

@@ -13,6 +13,7 @@ from blockx.audit.names import Names
 from blockx.audit.source import Tree, shown
 from blockx.audit.tables import (
     ALLOWED_IMPORTS,
+    CLASS_KEYWORDS,
     CLASS_MAKER,
     DECORATORS,
     DEFINABLE_METHODS,
@@ -172,13 +173,19 @@ def _identifiers(node: ast.AST) -> Iterator[str]:
 
 
 def _is_class_member(tree: Tree, node: ast.AST, name: str) -> bool:
-    """Whether it is a method that a class may define, or its ``__slots__``."""
+    """Whether it is a method that a class may define, a second name of one, or its ``__slots__``."""
     parent = tree.parents.get(node)
     if isinstance(node, ast.FunctionDef):
         return isinstance(parent, ast.ClassDef) and name in DEFINABLE_METHODS
-    is_assigned = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    is_slots = name == "__slots__" and is_assigned and isinstance(parent, ast.Assign)
-    return is_slots and isinstance(tree.parents[parent], ast.ClassDef) if parent else False
+    if not isinstance(node, ast.Name) or not isinstance(parent, ast.Assign):
+        return False
+    if not isinstance(tree.parents[parent], ast.ClassDef):
+        return False
+    if name == "__slots__":
+        return isinstance(node.ctx, ast.Store)
+    # `__rmul__ = __mul__`: such a name can only be bound by a `def` of the class, or by this again.
+    both = [*parent.targets, parent.value]
+    return all(isinstance(side, ast.Name) and side.id in DEFINABLE_METHODS for side in both)
 
 
 def _another_name(tree: Tree, node: ast.AST, name: str) -> str:
@@ -289,17 +296,7 @@ def _is_plain_use(tree: Tree, names: Names, node: ast.expr) -> bool:
 def check_classes(tree: Tree, names: Names) -> Iterator[Finding]:
     """Plain class statements: no metaclass, own or listed bases, own or listed decorators."""
     for statement in tree.of(ast.ClassDef):
-        for keyword in statement.keywords:
-            what = f"class {shown(statement.name)} has the keyword {shown(keyword.arg or '**')}"
-            yield tree.finding("class", keyword.value, f"{what}; write a plain class without it")
-        for base in statement.bases:
-            if not _is_plain_base(names, base):
-                yield tree.finding(
-                    "class",
-                    base,
-                    f"a base of class {shown(statement.name)} that is neither a class of this source nor an "
-                    "exception on the list; hold such an object in an attribute instead of deriving",
-                )
+        yield from _check_class(tree, names, statement)
     for node in tree.of(ast.Name, ast.Attribute):
         if CLASS_MAKER in names.paths(node) and not _is_decorator(tree, node):
             what = f"{CLASS_MAKER} used as a function, which changes the class that it is given"
@@ -315,6 +312,29 @@ def check_classes(tree: Tree, names: Names) -> Iterator[Finding]:
                 )
 
 
+def _check_class(tree: Tree, names: Names, statement: ast.ClassDef) -> Iterator[Finding]:
+    name = shown(statement.name)
+    for keyword in statement.keywords:
+        if keyword.arg in CLASS_KEYWORDS and isinstance(keyword.value, ast.Constant):
+            continue
+        what = f"class {name} has the keyword {shown(keyword.arg or '**')}"
+        yield tree.finding("class", keyword.value, f"{what}; write a plain class without it")
+    for base in statement.bases:
+        if not _is_plain_base(names, base):
+            yield tree.finding(
+                "class",
+                base,
+                f"a base of class {name} that is neither an exception on the list nor a class of this source "
+                "without decorators of its own; hold such an object in an attribute instead of deriving",
+            )
+    for decorator in statement.decorator_list[:-1]:
+        if CLASS_MAKER in names.paths(_called(decorator)):
+            what = (
+                f"{CLASS_MAKER} above another decorator, which may have put another class in place"
+            )
+            yield tree.finding("class", decorator, f"{what}; write it right above the class")
+
+
 def _is_plain_base(names: Names, base: ast.expr) -> bool:
     if paths := names.paths(base):
         return all(path in EXCEPTIONS or path in RECORD_BASES for path in paths)
@@ -323,7 +343,18 @@ def _is_plain_base(names: Names, base: ast.expr) -> bool:
     scope, bindings = names.lookup(base)
     if scope is None:
         return base.id in EXCEPTIONS
-    return all(binding.kind == "class" for binding in bindings)
+    if scope.kind in ("module", "class") and base.id in SAFE_BUILTINS.keys() - EXCEPTIONS:
+        return False  # before it is bound, or after a `del`, it is the built-in
+    return all(
+        isinstance(binding.definition, ast.ClassDef)
+        and all(names.paths(_called(d)) == [CLASS_MAKER] for d in binding.definition.decorator_list)
+        for binding in bindings
+    )
+
+
+def _called(decorator: ast.expr) -> ast.expr:
+    """``dataclass`` of ``@dataclass(frozen=True)``."""
+    return decorator.func if isinstance(decorator, ast.Call) else decorator
 
 
 def _is_decorator(tree: Tree, node: ast.expr) -> bool:
@@ -334,7 +365,7 @@ def _is_decorator(tree: Tree, node: ast.expr) -> bool:
 
 
 def _is_plain_decorator(names: Names, decorator: ast.expr) -> bool:
-    plain = decorator.func if isinstance(decorator, ast.Call) else decorator
+    plain = _called(decorator)
     if paths := names.paths(plain):
         return all(path in DECORATORS for path in paths)
     if isinstance(plain, ast.Attribute) and plain.attr in _PROPERTY_PARTS:

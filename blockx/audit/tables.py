@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-RULES_VERSION: Final = 1
+RULES_VERSION: Final = 2
 """Part of every verdict; a verdict of another version is no verdict."""
 
 Reasons = Mapping[str, str]
@@ -235,6 +235,9 @@ EXCEPTIONS: Final = frozenset(
 RECORD_BASES: Final = _names("typing.NamedTuple typing.TypedDict")
 """Bases that turn annotations into a record class."""
 
+CLASS_KEYWORDS: Final = _names("total")
+"""Keywords of class statements: that of TypedDict, which any other class refuses."""
+
 PRELUDE_PATHS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "json": "json",
@@ -265,7 +268,7 @@ DECORATORS: Final = _names(
 """Foreign decorators, plain or with arguments; own functions are allowed too."""
 
 CLASS_MAKER: Final = "dataclasses.dataclass"
-"""Only a decorator: called with a class of the host it would change that for all tasks."""
+"""Only a decorator, right above the class: given a class of the host it would change that for all tasks."""
 
 MATCH_CLASSES: Final = _names("bool bytearray bytes dict float frozenset int list set str tuple")
 """Built-in value types: their class patterns look at the value itself and read no attribute."""

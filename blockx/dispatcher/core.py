@@ -503,11 +503,17 @@ class DispatcherCore:
         for root in roots:
             state.turns.charge_estimate(root.task)
             outcomes.end_attempt(state, root, READY, "executor lost", abort=False)
+        is_charged = blamed is not None and not self._is_free_death(blamed, event)
+        move = outcomes.move_bystander if is_charged else outcomes.move_free
         for root in roots:
             if root is not blamed:
-                outcomes.move_free(state, root, _bystander_error(event))
+                move(state, root, _bystander_error(event))
         if running is not None and blamed is not None:
             self._charge(blamed, running, event)
+
+    @staticmethod
+    def _is_free_death(root: Call, event: ExecutorLost) -> bool:
+        return event.free_of_charge and root.free_deaths == 0
 
     def _charge(self, root: Call, running: Call, event: ExecutorLost) -> None:
         under = (
@@ -518,7 +524,7 @@ class DispatcherCore:
             f"{event.executor_id} ended while function {running.function.function_id} "
             f"({running.call_id}) ran{under}: {event.detail}",
         )
-        if event.free_of_charge and root.free_deaths == 0:
+        if self._is_free_death(root, event):
             root.free_deaths = 1
             outcomes.move_free(self.state, root, error)
             return
@@ -656,7 +662,7 @@ def _bystander_error(event: ExecutorLost) -> CallError:
     """What a call fails with that was moved too often; until then it is only a cause."""
     return CallError(
         ErrorKind.EXECUTOR_LOST,
-        f"moved {MOVES_MAX} times since its executors died under other calls; the last was "
+        f"moved {MOVES_MAX} times since its executors died, and nobody knows of what; the last was "
         f"{event.executor_id}: {event.detail}",
     )
 

@@ -164,7 +164,8 @@ def attempts_and_moves_are_within_their_limits(state: CoreState) -> None:
     for call in state.calls.values():
         attempts_max = call.task.spec.attempts_max if call.parent is None else 1
         assert 0 <= call.attempts <= attempts_max, _told(state, call)
-        assert 0 <= call.moves <= MOVES_MAX, _told(state, call)
+        assert 0 <= call.bystander_moves <= call.moves, _told(state, call)
+        assert call.moves - call.bystander_moves <= MOVES_MAX, _told(state, call)
         assert call.attempts <= call.attempt_seq, _told(state, call)
 
 

@@ -338,6 +338,8 @@ class Call:
     """Charged attempts, the current one included."""
     moves: int = 0
     """Free ones."""
+    bystander_moves: int = 0
+    """Of these: its executor died under another call, which was charged for it."""
     suspicion: int = 0
     """Executors that died while it, or a sub-call of it, ran."""
     free_deaths: int = 0

@@ -153,10 +153,20 @@ def move_free(state: CoreState, call: Call, error: CallError) -> None:
     make_ready(state, call)
 
 
+def move_bystander(state: CoreState, call: Call, error: CallError) -> None:
+    """Its executor died under another call, which is charged: move it, whatever number of moves it had.
+
+    Not counted against ``MOVES_MAX``, or twenty functions that crash would end everybody beside them. No loop
+    either: each such death takes an attempt of a call.
+    """
+    call.bystander_moves += 1
+    move_free(state, call, error)
+
+
 def use_move(state: CoreState, call: Call, error: CallError) -> bool:
     """Turn the charged attempt into a free one; False: there were ``MOVES_MAX``, the call has failed."""
     call.attempts -= 1
-    if call.moves >= MOVES_MAX:
+    if call.moves - call.bystander_moves >= MOVES_MAX:
         finish_ready(state, call, None, error, "no free move left")
         return False
     call.moves += 1

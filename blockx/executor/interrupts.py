@@ -8,6 +8,8 @@ Main thread only; a handler runs between two bytecodes of it. The law of the ala
   for every later call of the process); at once when the innermost frame is user source; elsewhere only
   after ``ANYWHERE_AFTER_NS`` without such a tick, and then the executor is replaced afterwards, since
   a library may have been cut in the middle of a change.
+- A tick that fell into a frame of the executor is repeated soon: a call that prints long texts in a loop is
+  almost always there, but never for long.
 - After ``SWALLOWED_MAX`` raises that user code swallowed it fires again a few microseconds after each
   raise, so that one of them falls outside of the ``try`` that swallows.
 - User code may steal the signal, block it or stop the timer: before the next call is entered all three
@@ -41,6 +43,8 @@ SWALLOWED_MAX: Final = 3
 """Raises that user code may swallow at the pace of the tick."""
 STORM_US: Final = (3.0, 40.0)
 """Then the pause before the next one, drawn anew each time. At 30-300 it was seen not to end."""
+OWN_FRAME_US: Final = (100.0, 300.0)
+"""Pause after a tick in a frame of the executor, drawn anew each time, so that it keeps no step with a loop."""
 
 _PRECISION_NS: Final = 100_000
 _TICK_S: Final = TICK_NS / 1e9
@@ -122,6 +126,8 @@ class Alarm:
                 _setitimer(_ITIMER_REAL, max(left_ns, _PRECISION_NS) / 1e9, _TICK_S)
             return
         if frame is None or not self._may_raise(context, frame, now_ns):
+            if frame is not None and _is_own(frame):
+                _setitimer(_ITIMER_REAL, _uniform(*OWN_FRAME_US) / 1e6, _TICK_S)
             return
         context.raises += 1
         if context.raises > SWALLOWED_MAX:
@@ -132,7 +138,7 @@ class Alarm:
         """Whether the interrupted code may be cut here."""
         filename = frame.f_code.co_filename
         is_sleep = frame.f_code is _SLEEP_CODE  # a real one: where no call can be suspended
-        if (filename.startswith(_OWN_FOLDER) and not is_sleep) or _is_importing(frame):
+        if _is_own(frame) or _is_importing(frame):
             return False
         if is_user_file(filename) or filename in _PURE_FILES or is_sleep:
             context.refused_since_ns = 0
@@ -143,6 +149,12 @@ class Alarm:
             return False
         self._host.retire(f"call {context.call_id} was cut inside {filename}")
         return True
+
+
+def _is_own(frame: FrameType) -> bool:
+    """Whether it is the executor's code, but for a sleep."""
+    code = frame.f_code
+    return code.co_filename.startswith(_OWN_FOLDER) and code is not _SLEEP_CODE
 
 
 def _is_importing(frame: FrameType | None) -> bool:

@@ -9,7 +9,10 @@ What it holds is data of the audit (``audit.tables``): what the audit accepts is
 - A function in a facade is a wrapper, made for this task, whose globals are empty.
 - A class is handed out as it is, since results and ``except`` go by identity, but first made *immutable*: an attribute
   stored through a parameter (``def f(c): c.x = …`` with ``f(Counter)``) is nothing the audit can see, and would
-  reach every other task of the process.
+  reach every other task of the process. So is the class behind an alias of ``typing``, which passes stores on, and
+  every exception class, since ``__exit__`` is given the class of whatever is raised.
+- C code imports what it needs by the ``__import__`` of its caller: ``strptime`` asks us for ``_strptime``. It takes the
+  module from ``sys.modules`` afterwards, so we let it look there and hand out nothing.
 
 This is hygiene between tasks of one process, not a boundary: attributes with underscores lead out of every facade, and
 only the audit stands before them. The boundary is the sandbox of the process.
@@ -20,10 +23,13 @@ before that); modules with fewer attributes (``from json import decoder`` finds 
 by the module's name).
 """
 
+import _strptime  # type: ignore[import-not-found]  # noqa: F401 - loaded for ``datetime.strptime``
 import builtins
 import ctypes
 import dataclasses
+import functools
 import importlib
+import time  # noqa: F401 - loaded for ``datetime.strftime``
 from collections.abc import Callable, Mapping, Sequence
 from sys import modules as _sys_modules
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -39,6 +45,14 @@ _FLAGS_OFFSET: Final = 21 * ctypes.sizeof(ctypes.c_void_p)
 """Of ``tp_flags`` in ``PyTypeObject``: the same from Python 3.8 to 3.14, and compared before it is written."""
 _GENERATED_CODE_NEEDS: Final = {"type": type, "super": super, "object": object}
 """What the methods that ``dataclass`` writes look up in their built-ins, beside the safe ones."""
+_FLAGS_PLACE: Final = {
+    **dict.fromkeys(("findall", "finditer", "fullmatch", "match", "search"), 2),
+    "compile": 1,
+    "split": 3,
+    "sub": 4,
+    "subn": 4,
+}
+"""Functions of ``re`` that compile, and the place of their argument ``flags``."""
 
 
 class _Facade:
@@ -62,6 +76,7 @@ class RestrictedNamespace:
     __slots__ = ("_builtins", "_facades", "_prelude")
 
     def __init__(self) -> None:
+        _seal_exceptions()
         self._facades: dict[str, _Facade] = {}
         self._builtins: dict[str, Any] = {name: getattr(builtins, name) for name in SAFE_BUILTINS}
         self._builtins["__build_class__"] = builtins.__build_class__
@@ -80,8 +95,10 @@ class RestrictedNamespace:
         _locals: object = None,
         wanted: Sequence[str] | None = None,
         level: int = 0,
-    ) -> _Facade:
+    ) -> _Facade | None:
         """What an import statement calls. Raises ImportError, with what could be imported instead."""
+        if type(wanted) is list and name in _sys_modules:
+            return None  # C code (a statement gives a tuple or None): see the module's law
         offered = {} if level else _offered(name)
         if not offered:
             raise ImportError(
@@ -116,6 +133,8 @@ class RestrictedNamespace:
             return self._facade(f"{module_name}.{name}")
         if module_name == "__future__":
             return None  # the compiler has read it; nothing uses the value
+        if module_name == "re" and name in _FLAGS_PLACE:
+            return _wrapper(_with_plain_flags(name), name)
         return self._shown(getattr(_real_module(module_name), name))
 
     def _shown(self, value: Any) -> object:
@@ -124,6 +143,9 @@ class RestrictedNamespace:
             return _wrapper(self._dataclass, "dataclass")
         if isinstance(value, _FUNCTIONS):
             return _wrapper(value, value.__name__)
+        aliased = getattr(value, "__origin__", None)  # of ``typing.Counter``
+        if isinstance(aliased, type):
+            _make_immutable(aliased)
         if isinstance(value, type):
             _make_immutable(value)
         elif isinstance(value, int) and type(value) is not bool:
@@ -168,6 +190,24 @@ def _real_module(name: str) -> ModuleType:
     return inner if isinstance(inner, ModuleType) else importlib.import_module(name)
 
 
+def _with_plain_flags(name: str) -> Callable[..., Any]:
+    """A function of ``re`` that takes no flags but an int.
+
+    It keeps what it compiled for all tasks, by the equality of pattern and flags: an object that says that it equals 0
+    would leave its own pattern for everybody.
+    """
+    function = getattr(_real_module("re"), name)
+    place = _FLAGS_PLACE[name]
+
+    def call(*args: Any, **named: Any) -> Any:
+        flags = named.get("flags", args[place] if len(args) > place else 0)
+        if type(flags) is not int:
+            raise TypeError(f"re.{name}: flags must be an int, not {type(flags).__name__}")
+        return function(*args, **named)
+
+    return call
+
+
 def _wrapper(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """A function that calls another one, with empty globals and attributes of its own."""
 
@@ -183,6 +223,18 @@ def _wrapper(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         real_bases = bases((function,))
         vars(wrapper)["__mro_entries__"] = lambda _bases: real_bases
     return wrapper
+
+
+@functools.cache
+def _seal_exceptions() -> None:
+    """Make every exception class of the host immutable; once a process, before it runs audited code."""
+    for name in ALLOWED_IMPORTS:
+        _real_module(name)
+    pending: list[type] = [BaseException]
+    while pending:
+        kind = pending.pop()
+        _make_immutable(kind)
+        pending += type.__subclasses__(kind)
 
 
 def _make_immutable(kind: type) -> None:

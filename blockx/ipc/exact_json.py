@@ -21,7 +21,8 @@ Limits: ``DEPTH_MAX``, ``NODES_MAX``, ``TEXT_CHARS_MAX``, ``INTEGER_CHARS_MAX``;
 import dataclasses
 import enum
 import math
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, date, datetime
 from gc import get_referents, is_tracked
 from itertools import chain, filterfalse
@@ -41,6 +42,9 @@ that holds the same list many times over would otherwise fill the memory."""
 TEXT_CHARS_MAX: Final = 64 * 1024 * 1024
 """Characters of all texts and keys in a value that is written, four times a frame. More is refused before it is
 written: one long text in 100,000 places would otherwise fill the memory."""
+SHARED_FROM: Final = 1_000
+"""Containers of one level, but the second, from which on it is asked whether some are in several places: 50 ns each.
+Fifteen lists within each other, each holding the next one twice, are 32,768 lists otherwise."""
 FEW_MEMBERS: Final = 16
 """So few objects of so few members are not measured: they are at most 256 times what their function holds anyway."""
 
@@ -52,6 +56,8 @@ _INTEGER_BELOW: Final = -(10 ** (INTEGER_CHARS_MAX - 1))
 _REDUCTIONS_MAX: Final = 10
 """Steps from a foreign value to a plain one; an Enum whose value is itself must end somewhere."""
 _NAME_CHARS_MAX: Final = 80
+_PLAIN_FIELD: Final = vars(dataclasses)["_FIELD"]
+"""What marks a field that is neither a ``ClassVar`` nor an ``InitVar``."""
 _TAB, _NEW_LINE, _RETURN = b"\t\n\r"
 """As numbers: Python looks for a number in bytes ten times as fast as for bytes, since it tries each of these
 as a number first, and makes an exception of the failure."""
@@ -183,11 +189,50 @@ def _is_bounded(value: object, levels: int, *, is_decoded: bool = False) -> bool
             else:
                 kinds = set(map(type, children))
                 chars += _text_chars(item, children, kinds)
-                if chars > TEXT_CHARS_MAX:
-                    raise TooLargeValueError("$", _TOO_LONG)
+                _check_chars(chars)
                 below.extend(_levels_of(children, kinds))
+        is_asked = len(level) > 1 and len(below) >= SHARED_FROM and not is_decoded
+        if is_asked and _is_shared(below):
+            return _is_bounded_shared(below, levels, members, chars)
         level = below
     return not level
+
+
+def _is_shared(level: list[object]) -> bool:
+    return len(set(map(id, level))) < len(level)
+
+
+def _check_chars(chars: int) -> None:
+    if chars > TEXT_CHARS_MAX:
+        raise TooLargeValueError("$", _TOO_LONG)
+
+
+def _is_bounded_shared(level: list[Any], levels: int, members: int, chars: int) -> bool:
+    """``_is_bounded`` from a level on that holds a container in several places, with what was counted above it.
+
+    Each is looked into once a level, and what it holds counted as often as it is there.
+    """
+    items = {id(item): item for item in level}
+    times = Counter(map(id, level))
+    while items and levels:
+        levels -= 1
+        below: dict[int, Any] = {}
+        below_times: Counter[int] = Counter()
+        for key, item in items.items():
+            children = _children(item)
+            if children is None:
+                return False
+            kinds = set(map(type, children))
+            members += len(children) * times[key]
+            chars += _text_chars(item, children, kinds) * times[key]
+            if members > NODES_MAX:
+                raise InexactValueError("$", _TOO_MANY)
+            _check_chars(chars)
+            for child in _levels_of(children, kinds):
+                below[id(child)] = child
+                below_times[id(child)] += times[key]
+        items, times = below, below_times
+    return not items
 
 
 def _is_level(child: object) -> bool:
@@ -240,7 +285,7 @@ def _children(item: Any) -> Collection[object] | None:
         return list(list.__iter__(item))
     if issubclass(kind, tuple):
         return list(tuple.__iter__(item))
-    if hasattr(kind, "__dataclass_fields__"):
+    if _declared_fields(kind) is not None:
         return _children(_reduce(item))
     return ()
 
@@ -429,9 +474,10 @@ def _reducer(kind: type) -> Callable[[Any], object]:
     for base, reducer in _REDUCERS:
         if issubclass(kind, base):
             return reducer
-    if kind.__module__ == "numpy" and any(base.__name__ == "generic" for base in kind.__mro__):
+    names = map(_class_name, _class_bases(kind))
+    if "generic" in names and _class_module(kind) == "numpy":
         return _numpy_item
-    if hasattr(kind, "__dataclass_fields__"):
+    if _declared_fields(kind) is not None:
         return _dataclass_dict
     raise _Refusal(_why_refused(kind))
 
@@ -450,7 +496,7 @@ def _numpy_item(value: Any) -> object:
     """The Python value of a numpy scalar, if it says the same. numpy is not imported for it."""
     kind, item = type(value), value.item()
     # Of a time in nanoseconds the item is a bare count.
-    is_time = any(base.__name__ in ("datetime64", "timedelta64") for base in kind.__mro__)
+    is_time = any(_class_name(b) in ("datetime64", "timedelta64") for b in _class_bases(kind))
     if type(item) not in _NUMPY_ITEMS or (is_time and type(item) is int):
         raise _Refusal(_why_refused(kind))
     return item
@@ -465,8 +511,24 @@ def _dataclass_dict(value: Any) -> dict[str, object]:
     warn, _dataclass_warning = _dataclass_warning, None
     if warn is not None:
         warn(_name(type(value)))
-    fields = dataclasses.fields(value)
-    return {field.name: object.__getattribute__(value, field.name) for field in fields}
+    fields = _declared_fields(type(value)) or {}
+    names = [name for name, field in fields.items() if field._field_type is _PLAIN_FIELD]
+    return {name: object.__getattribute__(value, name) for name in names}
+
+
+def _declared_fields(kind: type) -> dict[str, Any] | None:
+    """The fields of a dataclass, pseudo-fields included; None: it is none.
+
+    As ``dataclasses.fields`` finds them, but without asking attributes of a class, whose metaclass may be the user's.
+    """
+    for base in _class_bases(kind):
+        found = _class_names(base).get("__dataclass_fields__")
+        if found is not None:
+            is_genuine = type(found) is dict and all(
+                type(field) is dataclasses.Field for field in found.values()
+            )
+            return found if is_genuine else None
+    return None
 
 
 _REDUCERS: Final[tuple[tuple[type, Callable[[Any], object]], ...]] = (
@@ -502,7 +564,7 @@ def _key_text(key: Any) -> str:
             raise _Refusal(_not_finite(key))
         if kind is float or kind is bool or key is None:
             return _dumps(key).decode()
-        if issubclass(kind, tuple) or hasattr(kind, "__dataclass_fields__"):
+        if issubclass(kind, tuple) or _declared_fields(kind) is not None:
             raise _Refusal(f"a value of type {_name(kind)} is no text; use a text as the key")
         key = _reduce(key)
     raise _Refusal("it is no plain value inside either")
@@ -564,6 +626,9 @@ def _why_refused(kind: type) -> str:
 
 
 _class_name: Final[Callable[[type], str]] = vars(type)["__name__"].__get__
+_class_module: Final[Callable[[type], object]] = vars(type)["__module__"].__get__
+_class_names: Final[Callable[[type], Mapping[str, Any]]] = vars(type)["__dict__"].__get__
+_class_bases: Final[Callable[[type], tuple[type, ...]]] = vars(type)["__mro__"].__get__
 """Of the class itself: its metaclass may be the user's, with a ``__name__`` of its own."""
 
 
@@ -590,7 +655,8 @@ def decode(data: bytes | bytearray | memoryview | str) -> object:
 
     Raises:
         InvalidJsonError: no JSON, more than one value, nested deeper than the stack allows (about
-            900 levels), or a number out of range: ``1e400``, or an integer of over 4,300 digits.
+            900 levels, from Python 3.13 on 10,000), or a number out of range: ``1e400``, or an integer of over
+            4,300 digits.
     """
     try:
         return _decode(data)

@@ -183,6 +183,11 @@ REFUSED: dict[str, list[str]] = {
         "class A:\n    __match_args__ = ('x',)",
         "class A:\n    __eq__ = len",
         "class A:\n    __slots__ += ('x',)",
+        "class A:\n    __mul__ = __radd__ = print",
+        "class A:\n    __rmul__ = __class__",
+        "class A:\n    def __mul__(self, other):\n        return 1\n\n    __getattr__ = __mul__",
+        "class A:\n    def __mul__(self, other):\n        return __mul__",
+        "def f():\n    __rmul__ = __mul__",
         "def f():\n    __slots__ = ()",
         *(f"class A:\n    def __{name}__(self, *a):\n        return 1" for name in UNDEFINABLE),
         "def __init__(self):\n    pass",
@@ -236,6 +241,7 @@ REFUSED: dict[str, list[str]] = {
         "def _(p):\n    global eval\n    eval = 1\n    return eval",
         "def f():\n    (eval := 1)\n\ndef _(p):\n    return eval",
         "from json import dumps as open\n\ndef _(p):\n    return open",
+        "class A:\n    __rmul__ = __mul__",
     ],
     "store": [
         "import json\n\ndef _(p):\n    json.dumps = 1",
@@ -316,6 +322,13 @@ REFUSED: dict[str, list[str]] = {
         "from collections import Counter\nfrom dataclasses import dataclass\nx = [*map(dataclass, [Counter])]",
         "from dataclasses import dataclass\nd = dataclass\n\n@d\nclass A:\n    pass",
         "class A:\n    @print\n    def g(self):\n        pass",
+        "class A(total=p):\n    pass",
+        "if 0:\n    class dict:\n        pass\n\nclass A(dict):\n    pass",
+        "class str:\n    pass\n\ndel str\n\nclass A(str):\n    pass",
+        # a decorator of the source may give any class of the host
+        "def give(c):\n    return str\n\n@give\nclass A:\n    pass\n\nclass B(A):\n    pass",
+        "from dataclasses import dataclass\n\ndef give(c):\n    return c.kind\n\n@dataclass\n@give\nclass A:\n    pass",
+        "import dataclasses\n\ndef give(c):\n    return c.k\n\n@dataclasses.dataclass(eq=1)\n@give\nclass A:\n    pass",
     ],
     "match": [
         "def _(p):\n    match p:\n        case object(x=y):\n            return y",

@@ -132,6 +132,21 @@ def test_a_bystander_of_too_many_deaths_fails_as_lost(shell: Callable[..., Shell
     assert (result.error.kind, result.moves) == (ErrorKind.EXECUTOR_LOST, MOVES_MAX)
 
 
+def test_a_call_survives_any_number_of_deaths_that_others_are_charged_for(
+    shell: Callable[..., Shell],
+) -> None:
+    s = shell()
+    deaths = MOVES_MAX + 5
+    s.submit(deaths + 1, attempts_max=1)
+    for n in range(deaths):
+        lose(s, incarnation_id=f"p{n}", running_call_seq=running(s, f"t/{n + 1}"))
+        s.snapshots(snapshot(incarnation_id=f"p{n + 1}"))
+    assert {r.error.kind for r in s.results.values() if r.error} == {ErrorKind.EXECUTOR_LOST}
+    assert len(s.results) == deaths
+    s.complete("t/0")
+    assert (s.results["t/0"].error, s.results["t/0"].moves) == (None, deaths)
+
+
 def test_calls_of_a_replaced_incarnation_wait_for_its_loss(shell: Callable[..., Shell]) -> None:
     """The new process attached before the old one was reported: they move when it is."""
     s = shell()

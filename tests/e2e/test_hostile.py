@@ -50,8 +50,6 @@ ENDS = {
 OTHER_ENDS = {
     "native-crash": {"deadline_exceeded", "user_error"},  # Python 3.12 counts C recursion
     "module-level": {"ok"},  # a sub-call while the module loads is charged to the loading call
-    "return-value": {"deadline_exceeded"},  # counting what 2**40 shared items would be takes time
-    "return-hook": {"deadline_exceeded"},
     "swallow-cancel": {
         "user_error"
     },  # Python itself minds a generator that goes on when it is closed

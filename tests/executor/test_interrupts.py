@@ -204,6 +204,22 @@ def test_the_innermost_file_decides_where_a_call_may_be_cut(bench, filename, at_
     assert bench.runtime.is_retiring is (late and not at_once)
 
 
+def test_a_tick_in_the_executors_own_code_is_repeated_soon(bench, monkeypatch):
+    found: dict[str, Any] = {}
+    exec(compile("import sys\nframe = sys._getframe()", interrupts.__file__, "exec"), found)
+    bench.start()
+    context = bench.runtime.running = bench.runtime._contexts["c1"]
+    context.in_user, context.budget_ns, context.step_started_ns = True, 1, time.monotonic_ns() - 2
+    armed: list[float] = []
+    monkeypatch.setattr(interrupts, "_setitimer", lambda _timer, *times_s: armed.extend(times_s))
+    try:
+        bench.runtime._alarm._on_alarm(signal.SIGALRM, found["frame"])
+    finally:
+        bench.runtime.running, context.in_user = None, False
+    assert 0 < armed[0] * 1e6 <= interrupts.OWN_FRAME_US[1]
+    assert armed[1:] == [interrupts.TICK_NS / 1e9]
+
+
 def test_a_module_whose_body_swallowed_its_signal_is_not_kept(bench):
     source = """
 def loop():

@@ -12,7 +12,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["blockx", "tests.fuzz.targets"]):
-    from tests.fuzz.targets import SEEDS, TARGETS
+    from tests.fuzz.targets import SEEDS, SOURCE_SEEDS, TARGETS
 
 INPUT_BYTES_MAX = 8_192
 
@@ -25,7 +25,9 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="blockx-fuzz-") as scratch:
         folder = Path(options.corpus or scratch)
-        for number, seed in enumerate([*SEEDS, *(seed[4:] for seed in SEEDS)]):
+        bytes_seeds = [*SEEDS, *(seed[4:] for seed in SEEDS)]
+        seeds = SOURCE_SEEDS if options.target == "audit" else bytes_seeds
+        for number, seed in enumerate(seeds):
             (folder / f"seed-{number}").write_bytes(seed)
         settings = [
             f"-max_total_time={options.seconds}",

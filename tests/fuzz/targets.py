@@ -8,9 +8,12 @@ import contextlib
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
+from blockx.audit.auditor import audit_source
 from blockx.errors import PeerProtocolError
+from blockx.functions.entry import compile_source
 from blockx.ipc import exact_json
 from blockx.ipc.exact_json import InexactValueError, InvalidJsonError
 from blockx.ipc.frames import FrameDecoder, encode_frame
@@ -78,6 +81,19 @@ def json_text(data: bytes) -> None:
 def json_value(data: bytes) -> None:
     """A value as user code returns it: refused by name, or written so that it comes back."""
     _written(_Builder(data).value(0))
+
+
+def audit(data: bytes) -> None:
+    """A source as a stranger sends it: a verdict with readable findings, and what is accepted compiles."""
+    source = data.decode("utf-8", "replace")
+    verdict = audit_source(source)
+    assert verdict == audit_source(source), "the verdict depends on more than the source"
+    if verdict.accepted:
+        compile_source("fuzzed", source, "functions/fuzzed.py#0")
+    for finding in verdict.findings:
+        assert finding.message.isprintable(), "a message carries what it quotes unescaped"
+        assert finding.line >= 0
+        assert finding.column >= 0
 
 
 def _written(value: object) -> None:
@@ -173,6 +189,7 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     "messages": messages,
     "json_text": json_text,
     "json_value": json_value,
+    "audit": audit,
 }
 
 SEEDS: Final = [
@@ -199,3 +216,11 @@ SEEDS: Final = [
     ),
 ]
 """Valid inputs to begin with; JSON starts four bytes later."""
+
+_CORPUS: Final = Path(__file__).parents[1] / "audit" / "data" / "corpus.jsonl"
+SOURCE_SEEDS: Final = [
+    sample["source"].encode("utf-8", "replace")
+    for sample in map(json.loads, _CORPUS.read_text().splitlines())
+    if len(sample["source"]) < 2_000
+]
+"""Sources to begin with, for ``audit``: the samples of the corpus that are short."""

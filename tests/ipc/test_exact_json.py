@@ -103,6 +103,35 @@ class Row:
         raise AssertionError("a hook of the user ran")
 
 
+@dataclasses.dataclass
+class Watched:
+    n: int
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError("a hook of the user ran")
+
+
+def never_asked(*_arguments: object) -> Any:
+    raise AssertionError("a hook of the user ran")
+
+
+def test_a_class_is_not_asked_what_it_is() -> None:
+    # Made here: pytest asks the classes of a module.
+    hooks = dict.fromkeys(("__getattribute__", "__eq__", "__instancecheck__"), never_asked)
+    hooked = type("Hooked", (type,), {**hooks, "__hash__": type.__hash__})
+    lying = hooked("Lying", (), {})
+    pretended = type("Pretended", (), {"__dataclass_fields__": property(never_asked)})
+    for kind in (lying, pretended):
+        value = object.__new__(kind)
+        for inside in (value, [value], {"a": value}, {value: 1}):
+            with pytest.raises(InexactValueError, match=r"type (Lying|Pretended)"):
+                encode(inside)
+
+
+def test_the_fields_of_a_dataclass_are_read_without_asking_it() -> None:
+    assert encode([Watched(1)]) == b'[{"n":1}]'
+
+
 @dataclasses.dataclass(slots=True, frozen=True)
 class Slotted:
     row: Row
@@ -512,8 +541,31 @@ def test_numbers_out_of_range_are_refused_by_name(data: bytes) -> None:
         decode(data)
 
 
+def test_shared_lists_are_looked_into_once_a_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_into: list[object] = []
+    text_chars = exact_json._text_chars
+    monkeypatch.setattr(
+        exact_json, "_text_chars", lambda *a: (looked_into.append(a[0]), text_chars(*a))[1]
+    )
+    small, large = ["a"], ["a"]
+    for _ in range(14):
+        small = [small, small]
+    for _ in range(200):
+        large = [large, large]
+    assert encode(small).count(b'"a"') == 1 << 14
+    for refused in (large, [{"rows": large}], [large, Decimal(1)]):
+        with pytest.raises(InexactValueError, match="more than 5000000 values"):
+            encode(refused)
+    text: Any = ["a" * 1_000_000]
+    for _ in range(12):
+        text = [text, text]
+    with pytest.raises(exact_json.TooLargeValueError):
+        encode(text)
+    assert len(looked_into) < 20_000
+
+
 def test_json_nested_too_deep_is_refused_by_name() -> None:
-    deep = b"[" * 5000 + b"]" * 5000
+    deep = b"[" * 50_000 + b"]" * 50_000  # Python 3.13 reads some 10,000 levels
     for read in (decode, canonical, check_spliced):
         with pytest.raises(InvalidJsonError, match="nested too deep"):
             read(deep)

@@ -41,6 +41,11 @@ class V:
     def __exit__(self, *a):
         return False
 
+    def __mul__(self, k):
+        return V(self.x * k)
+
+    __rmul__ = __imul__ = __mul__
+
     @property
     def norm(self):
         return abs(self.x)

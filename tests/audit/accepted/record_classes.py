@@ -10,5 +10,9 @@ class T(TypedDict):
     x: int
 
 
+class Part(T, total=False):
+    y: int
+
+
 def _(p):
     return P(1).x
