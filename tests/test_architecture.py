@@ -47,7 +47,7 @@ LAYERS: dict[str, set[str]] = {
     "progress": COMMON | {"jobs"},
 }
 """Package or module -> what it may import from blockx besides itself."""
-ANYTHING = {"cli", "cli_cache", "cli_table", "app", "local", "__main__"}
+ANYTHING = {"cli", "cli_cache", "cli_call", "cli_table", "app", "local", "__main__"}
 BOTH_PROCESS_KINDS = {"app", "local"}
 """Only these see the executor and main's packages at once."""
 

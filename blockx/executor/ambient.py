@@ -78,8 +78,8 @@ _environ = os.environ
 _environ_data: dict[bytes, bytes] = vars(os.environ)["_data"]
 _os_names = vars(os)
 _modules = sys.modules
-_warning_filters: list[Any] = warnings.filters  # type: ignore[assignment]
-_filters_mutated: Any = vars(warnings)["_filters_mutated"]
+_warning_names = vars(warnings)
+_filters_mutated: Any = _warning_names["_filters_mutated"]
 
 
 class _Notes:
@@ -130,9 +130,9 @@ class Ambient:
     """Remembers the settings at its construction; ``restore`` puts them back."""
 
     __slots__ = (
-        "_cwd", "_digits", "_environment", "_filters", "_functions", "_gc_callbacks", "_handlers", "_mask", "_named",
-        "_own_state", "_profile", "_recursion_limit", "_saved", "_shared", "_start_modules", "_switch_interval",
-        "_threshold", "_trace", "_umask",
+        "_cwd", "_digits", "_environment", "_filter_list", "_filters", "_functions", "_gc_callbacks", "_handlers",
+        "_mask", "_named", "_own_state", "_profile", "_recursion_limit", "_saved", "_shared", "_start_modules",
+        "_switch_interval", "_threshold", "_trace", "_umask",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -148,7 +148,8 @@ class Ambient:
         self._environment = dict(_environ_data)
         self._handlers = list(map(_getsignal, _HANDLED_SIGNALS))
         self._mask = _sigmask(signal.SIG_BLOCK, ()) - {signal.SIGALRM}
-        self._filters = list(_warning_filters)
+        self._filter_list: list[Any] = _warning_names["filters"]
+        self._filters = list(self._filter_list)
         self._gc_callbacks = list(_gc_callbacks)
         self._own_state = OwnState()
         _modules["builtins"] = USER_BUILTINS
@@ -172,7 +173,8 @@ class Ambient:
                 _Notes.settings
                 or _get_trace() is not self._trace
                 or _get_profile() is not self._profile
-                or _warning_filters != self._filters
+                or _warning_names["filters"] is not self._filter_list  # within ``catch_warnings``
+                or self._filter_list != self._filters
                 or _os_names["environ"] is not _environ
                 or self._named(_modules) != self._shared
             ):
@@ -195,8 +197,11 @@ class Ambient:
         if list(map(_getsignal, _HANDLED_SIGNALS)) != self._handlers:
             for number, handler in zip(_HANDLED_SIGNALS, self._handlers, strict=True):
                 _setsignal(number, handler)
-        if _warning_filters != self._filters:
-            _warning_filters[:] = self._filters
+        if _warning_names.get("filters") is not self._filter_list:
+            _warning_names["filters"] = self._filter_list
+            _filters_mutated()
+        if self._filter_list != self._filters:
+            self._filter_list[:] = self._filters
             _filters_mutated()
         try:
             replaced = self._named(_modules) != self._shared

@@ -39,6 +39,9 @@ CHANGES = {
     "tracing": ("sys.settrace(lambda *_: None)", "sys.gettrace() is None"),
     "profiling": ("sys.setprofile(lambda *_: None)", "sys.getprofile() is None"),
     "warnings": ("warnings.simplefilter('error')", "warnings.filters[0][0]"),
+    "another list of warnings": (
+        "warnings.catch_warnings().__enter__(); warnings.simplefilter('error')", "warnings.filters[0][0]",
+    ),
     "json": ("json.dumps = None; json.JSONDecodeError = 5", "json.dumps({'a': 1}), json.JSONDecodeError.__name__"),
     "deleted json": ("del json.loads", "json.loads('[1]')"),
     "json in the table": ("sys.modules['json'] = None", "__import__('json').dumps([1])"),
