@@ -50,7 +50,8 @@ proto: $(VENV)/.installed-test
 # concerns it tested against that folder.
 compiled: build/compiled
 	BLOCKX_COMPILED=1 $(BIN)/python -m pytest -n auto -o pythonpath="build/compiled ." \
-		tests/dispatcher tests/sim/test_worlds.py tests/executor tests/ipc tests/transport tests/e2e
+		tests/dispatcher tests/sim/test_worlds.py tests/executor tests/ipc tests/transport \
+		tests/e2e/test_run.py tests/e2e/test_stop_and_death.py tests/e2e/test_memory_and_recycling.py
 
 # With the launcher beside it the folder is what a checkout is: `python build/compiled/blockx.py`.
 build/compiled: $(VENV)/.installed-dev setup.py $(shell find blockx -name '*.py')
