@@ -204,6 +204,13 @@ def die_with_parent() -> None:
         os._exit(1)
 
 
+def become_standard_error(pipe: object) -> None:
+    """Write errors to ``pipe``, a ``multiprocessing.reduction.DupFd``, instead of to main's own stderr."""
+    descriptor = cast(Descriptor, pipe).detach()
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
 def join_group(file: str) -> None:
     """Move this process into a control group. Raises ConfinementError."""
     try:

@@ -109,14 +109,14 @@ class Product:
         )
         return self
 
-    def start(self, *arguments):
+    def start(self, *arguments, stderr=subprocess.STDOUT):
         environment = {k: v for k, v in os.environ.items() if not k.startswith("BLOCKX_")}
         process = subprocess.Popen(
             [self.python, str(LAUNCHER), *(arguments or ("--config", "config.yaml"))],
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=stderr,
             text=True,
             env={**environment, "TMPDIR": str(self.folder.parent / "t"), **self.environment},
             **self.user,

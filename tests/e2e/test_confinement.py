@@ -118,6 +118,34 @@ def test_a_container_leaves_threads_open_and_nothing_else(product, targets):
     assert ended.report()["executors"]["oci"]["seccomp"]
 
 
+SPOILS_THE_LOG = """
+import contextlib, os, stat
+def _(forged):
+    for fd in range(3, 64):
+        with contextlib.suppress(OSError):
+            kind = os.fstat(fd).st_mode
+            if stat.S_ISREG(kind):
+                os.ftruncate(fd, 0)
+                os.lseek(fd, 0, os.SEEK_SET)
+            if stat.S_ISREG(kind) or stat.S_ISFIFO(kind):
+                os.write(fd, forged.encode() + b"\\n")
+"""
+
+
+@pytest.mark.spawn_modes("sandbox", "oci")
+def test_the_log_of_main_is_not_cut_and_lines_of_an_executor_do_not_pass_for_others(product):
+    forged = "00:00:00.000 ERROR   \x1b[2Jlies"
+    product.write(SPOILS_THE_LOG, [[forged]], config="log: {level: info}", executors=1)
+    log = product.folder / "log"
+    with log.open("w") as errors:
+        ended = product.finish(product.start(stderr=errors))
+    assert ended.code == 0, log.read_text()
+    first, *rest = log.read_text().splitlines()
+    assert "executors are confined" in first
+    assert "exec-0: 00:00:00.000 ERROR   \\x1b[2Jlies" in rest
+    assert not [line for line in rest if line.startswith("00:00:00.000")]
+
+
 @pytest.mark.spawn_modes("oci")
 def test_an_image_may_bring_its_own_python(product, tmp_path_factory):
     """The image is an empty folder here: what it would hold is shown to it from this machine."""
