@@ -161,10 +161,15 @@ def _require(confinement: Confinement) -> None:
 
 def _reach(socket_path: str, uid: int) -> None:
     """What an executor needs in its new place. Raises ConfinementError if it is not to be had."""
-    folders = [os.path.dirname(socket_path), os.path.dirname(os.__file__), *sys.path]
-    for folder in folders:
-        if os.path.isabs(folder) and not os.access(folder, os.X_OK) and os.path.exists(folder):
-            raise ConfinementError(errno.EACCES, f"user id {uid} cannot reach {folder}")
+    for folder in [os.path.dirname(socket_path), os.path.dirname(os.__file__), *sys.path]:
+        try:
+            if os.path.isabs(folder):
+                os.stat(f"{folder}/.")
+        except PermissionError:
+            who = f"user id {uid or os.getuid()}"
+            raise ConfinementError(errno.EACCES, f"{who} cannot reach {folder}") from None
+        except OSError:  # no folder, or missing for everybody
+            continue
 
 
 def library_paths() -> list[str]:

@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import json
 import os
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -16,6 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests import machine
+
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = ROOT / "blockx.py"
 RUN_S_MAX = 60
@@ -23,15 +24,6 @@ PR_SET_CHILD_SUBREAPER = 36
 MODES_VARIABLE = "TEST_SPAWN_MODES"
 """``TEST_SPAWN_MODES=sandbox pytest tests/e2e``: all tests in these modes. By default those without the
 marker ``spawn_modes`` run in process mode, so that CI stays short."""
-
-
-NEEDS = {
-    "oci": pytest.mark.skipif(
-        shutil.which("runc") is None or os.geteuid() != 0,
-        reason="spawn mode oci needs root and runc (Debian: apt-get install runc)",
-    )
-}
-"""What a spawn mode needs besides this repository; .ci/run installs it."""
 
 
 def pytest_generate_tests(metafunc):
@@ -43,7 +35,15 @@ def pytest_generate_tests(metafunc):
     chosen = os.environ.get(MODES_VARIABLE, "")
     if chosen:
         modes = [mode for mode in chosen.split(",") if not marker or mode in modes]
-    metafunc.parametrize("spawn_mode", [pytest.param(m, marks=NEEDS.get(m, ())) for m in modes])
+    metafunc.parametrize("spawn_mode", modes)
+
+
+def need_spawn_mode(mode):
+    """Skip, with the reason, where executors cannot be started in this mode."""
+    if mode == "sandbox":
+        machine.need(machine.sandbox_refusal())
+    if mode == "oci":
+        machine.need(machine.oci_refusal())
 
 
 def descendants():
@@ -166,13 +166,14 @@ class Product:
 
 
 @pytest.fixture
-def product(tmp_path_factory, spawn_mode):
+def bare_product(tmp_path_factory):
+    """In process mode, unless its test says otherwise."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     there_before = descendants()  # a fork server of other tests in this process, say
     base = tmp_path_factory.mktemp("e")
     for name in ("p", "t"):
         (base / name).mkdir()
-    product = Product(base / "p", environment={"EXECUTOR_SPAWN_MODE": spawn_mode})
+    product = Product(base / "p")
     yield product
     for process in product.started:
         if process.poll() is None:
@@ -180,3 +181,11 @@ def product(tmp_path_factory, spawn_mode):
             process.communicate()
     product.until(lambda: not (descendants() - there_before), "all processes gone")
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0)  # other tests of this process count on it
+
+
+@pytest.fixture
+def product(bare_product, spawn_mode):
+    """In each mode of the test that works on this machine."""
+    need_spawn_mode(spawn_mode)
+    bare_product.environment["EXECUTOR_SPAWN_MODE"] = spawn_mode
+    return bare_product

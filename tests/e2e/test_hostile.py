@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Product
+from tests.e2e.conftest import Product, need_spawn_mode
 
 SAMPLES = {
     sample["id"]: sample
@@ -110,6 +110,7 @@ def products(tmp_path_factory):
     """The ``product`` fixture for a whole module: ``run`` waits for the end, so nothing is left to reap."""
 
     def make(spawn_mode="process"):
+        need_spawn_mode(spawn_mode)
         base = tmp_path_factory.mktemp("h")
         for name in ("p", "t"):
             (base / name).mkdir()
