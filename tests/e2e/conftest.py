@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,22 +166,35 @@ class Product:
         return found
 
 
+@contextlib.contextmanager
+def base_folder():
+    """Where other users may pass, unlike in pytest's own: executors have users of their own."""
+    with tempfile.TemporaryDirectory(prefix="bx-", dir="/tmp") as folder:
+        base = Path(folder)
+        base.chmod(0o711)
+        for name in ("p", "t"):
+            (base / name).mkdir()
+        yield base
+
+
 @pytest.fixture
-def bare_product(tmp_path_factory):
+def bare_product():
     """In process mode, unless its test says otherwise."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     there_before = descendants()  # a fork server of other tests in this process, say
-    base = tmp_path_factory.mktemp("e")
-    for name in ("p", "t"):
-        (base / name).mkdir()
-    product = Product(base / "p")
-    yield product
+    with base_folder() as base:
+        product = Product(base / "p")
+        yield product
+        end_all(product, there_before)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0)  # other tests of this process count on it
+
+
+def end_all(product, there_before):
     for process in product.started:
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             process.communicate()
     product.until(lambda: not (descendants() - there_before), "all processes gone")
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0)  # other tests of this process count on it
 
 
 @pytest.fixture
