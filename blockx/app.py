@@ -487,9 +487,10 @@ class Engine:
 
 
 def _tell_mode(mode: SpawnMode) -> None:
-    effective = mode.effective()
-    level = "WARNING" if effective.get("missing") else "INFO"
-    logger.log(level, "executors are confined", **effective)
+    logger.info("executors are confined", **mode.effective())
+    advice = mode.advice()
+    if advice:
+        logger.warning("executors are confined, and could be more tightly", what_to_do=advice)
 
 
 class _ReadsOnly:
