@@ -61,6 +61,7 @@ from blockx.jobs.runner import JobPort, JobTools, Pins
 from blockx.observability import logger, set_up_logging
 from blockx.progress import ProgressDisplay
 from blockx.supervisor.guardian import parent_of
+from blockx.supervisor.log_relay import LogRelay
 from blockx.supervisor.memory import MachineMemory
 from blockx.supervisor.oci import OciContainers
 from blockx.supervisor.pool import ExecutorPool, ExitReport, PoolCounts
@@ -265,13 +266,21 @@ class Engine:
         mode = self._mode = self._make_mode(folder, environment)
         self._later(lambda _grace: mode.close())
         entry, preload, question = _ENTRIES[config.worker.executor_spawn_mode]
+        relay = LogRelay()
+        self._later(lambda _grace: relay.close())
         spawner = ForkserverSpawner(
-            entry, [preload], environment, [package_folder()], folder=str(folder.path)
+            entry,
+            [preload],
+            environment,
+            [package_folder()],
+            folder=str(folder.path),
+            open_log=None if question is None else relay.open,
         )
         self._later(lambda _grace: spawner.stop())
         try:
             spawner.start()
             if question is not None:
+                relay.start()
                 mode.prepare(partial(spawner.ask, question), self._launch(0, folder))
                 _tell_mode(mode)
         except SpawnError as error:
@@ -479,9 +488,10 @@ class Engine:
 
 
 def _tell_mode(mode: SpawnMode) -> None:
-    effective = mode.effective()
-    level = "WARNING" if effective.get("missing") else "INFO"
-    logger.log(level, "executors are confined", **effective)
+    logger.info("executors are confined", **mode.effective())
+    advice = mode.advice()
+    if advice:
+        logger.warning("executors are confined, and could be more tightly", what_to_do=advice)
 
 
 class _ReadsOnly:

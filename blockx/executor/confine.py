@@ -161,10 +161,15 @@ def _require(confinement: Confinement) -> None:
 
 def _reach(socket_path: str, uid: int) -> None:
     """What an executor needs in its new place. Raises ConfinementError if it is not to be had."""
-    folders = [os.path.dirname(socket_path), os.path.dirname(os.__file__), *sys.path]
-    for folder in folders:
-        if os.path.isabs(folder) and not os.access(folder, os.X_OK) and os.path.exists(folder):
-            raise ConfinementError(errno.EACCES, f"user id {uid} cannot reach {folder}")
+    for folder in [os.path.dirname(socket_path), os.path.dirname(os.__file__), *sys.path]:
+        try:
+            if os.path.isabs(folder):
+                os.stat(f"{folder}/.")
+        except PermissionError:
+            who = f"user id {uid or os.getuid()}"
+            raise ConfinementError(errno.EACCES, f"{who} cannot reach {folder}") from None
+        except OSError:  # no folder, or missing for everybody
+            continue
 
 
 def library_paths() -> list[str]:
@@ -179,13 +184,14 @@ def library_paths() -> list[str]:
         if not os.path.isabs(entry):
             continue
         if own_folder.name not in _PACKAGE_FOLDERS and Path(entry).resolve() == own_folder:
-            found += [os.path.join(entry, name) for name in _OWN_MODULES]
+            found += [str(path) for name in _OWN_MODULES for path in Path(entry).glob(name)]
         else:
             found.append(entry)
-    return [*found, *_mapped_library_folders()]
+    return [*found, *(folder for folder in _mapped_library_folders() if folder not in sys.path)]
 
 
-_OWN_MODULES: Final = ("blockx", "blockdb.py", "blockx_sdk.py", "leafage.py")
+_OWN_MODULES: Final = ("blockx", "blockdb.py", "blockx_sdk.py", "leafage.py", "*__mypyc.*.so")
+"""The last: what the modules of a compiled build share."""
 _PACKAGE_FOLDERS: Final = ("site-packages", "dist-packages")
 
 
@@ -202,6 +208,13 @@ def die_with_parent() -> None:
     _prctl("PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def become_standard_error(pipe: object) -> None:
+    """Write errors to ``pipe``, a ``multiprocessing.reduction.DupFd``, instead of to main's own stderr."""
+    descriptor = cast(Descriptor, pipe).detach()
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
 
 
 def join_group(file: str) -> None:

@@ -19,11 +19,12 @@ HEARTBEAT_FD: Final = 3
 _EXIT_NOT_STARTED: Final = 1
 
 
-def run_container(launch: ExecutorLaunch, heartbeat: object) -> NoReturn:
-    """Entry of the child. Ends with code 1, and a line on standard error, if the program cannot be run."""
+def run_container(launch: ExecutorLaunch, heartbeat: object, log_pipe: object) -> NoReturn:
+    """Entry of the child. Ends with code 1, and a line in its log, if the program cannot be run."""
     container = launch.container
     assert container is not None
     try:
+        confine.become_standard_error(log_pipe)
         confine.die_with_parent()
         os.setsid()
         signal.signal(signal.SIGINT, signal.SIG_IGN)

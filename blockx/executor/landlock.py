@@ -49,7 +49,7 @@ def abi() -> int:
 def restrict(abi_version: int, rules: Sequence[tuple[str, int]]) -> None:
     """Only ``rules``, pairs of a path and what may be done at and below it, are left of all files.
 
-    Paths that do not exist are left out. Needs NO_NEW_PRIVS.
+    Paths that do not exist or cannot be reached are left out. Needs NO_NEW_PRIVS.
 
     Raises:
         OSError: the kernel refuses.
@@ -76,7 +76,7 @@ def _add(ruleset: int, path: str, rights: int) -> None:
     try:
         beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
             return
         raise OSError(error.errno, f"{path}: {error.strerror}") from None
     try:

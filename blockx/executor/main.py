@@ -54,13 +54,18 @@ _exit = os._exit
 """Kept: user code may replace ``os._exit``."""
 
 
-def run(launch: ExecutorLaunch, heartbeat: object | None) -> NoReturn:
+def run(
+    launch: ExecutorLaunch, heartbeat: object | None, log_pipe: object | None = None
+) -> NoReturn:
     """Be the executor of ``launch``; does not return.
 
     ``heartbeat``: the heartbeat table's descriptor as a ``multiprocessing.reduction.DupFd``, or None for
-    an executor that sends Heartbeat frames.
+    an executor that sends Heartbeat frames. ``log_pipe``: the same of where its log goes; None: to
+    descriptor 2 as it is.
     """
     code = _EXIT_BUG
+    if log_pipe is not None:
+        confine.become_standard_error(log_pipe)
     log = Log(2, launch.executor_id, os.environ)
     try:
         tracing = Settings.from_environment(os.environ)  # its path counts from the folder left now

@@ -185,6 +185,10 @@ class OciContainers:
             "control_groups": sorted(self._groups.controllers),
         }
 
+    def advice(self) -> str:
+        """None: the runtime has all of it, or fails."""
+        return ""
+
     def close(self) -> None:
         """Remove the control groups. Call it when the executors are dead."""
         self._groups.close()

@@ -25,6 +25,12 @@ MEMORY_SLACK_BYTES_MIN: Final = 256 * 1024 * 1024
 """The control group's limit lies a quarter, and at least this, above the limit that main watches: main
 looks every 100 ms and knows whom to charge, the kernel does not."""
 
+_NAMESPACES_ADVICE: Final = (
+    "run as root with CAP_SYS_ADMIN, or allow user namespaces"
+    " (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns=0)"
+)
+_LANDLOCK_ADVICE: Final = "name landlock in the kernel's parameter lsm= (Linux 5.13)"
+
 _Namespaces = Literal["root", "user", "none"]
 
 
@@ -87,9 +93,8 @@ class Sandbox:
             " weaker is used in its place. "
             + "; ".join(failures)
             + ". Needed are a filter of system calls"
-            " (seccomp; x86_64 or aarch64), and private namespaces or Landlock (Linux 5.13). Run as root, or"
-            " allow user namespaces (sysctl user.max_user_namespaces,"
-            " kernel.apparmor_restrict_unprivileged_userns=0); or choose process, if you trust the functions"
+            " (seccomp; x86_64 or aarch64), and private namespaces or Landlock (Linux 5.13). You can"
+            f" {_NAMESPACES_ADVICE}; or choose process, if you trust the functions"
         )
 
     def uid(self, slot: int) -> int:
@@ -135,6 +140,15 @@ class Sandbox:
             "control_groups": sorted(self._groups.controllers),
             "missing": self.missing,
         }
+
+    def advice(self) -> str:
+        """Only of layers: what control groups would limit is limited in other ways too."""
+        found = []
+        if self._namespaces == "none":
+            found.append(f"for private namespaces, {_NAMESPACES_ADVICE}")
+        if not self._landlock_abi:
+            found.append(f"for Landlock, {_LANDLOCK_ADVICE}")
+        return "; ".join(found)
 
     def close(self) -> None:
         """Remove the control groups. Call it when the executors are dead."""

@@ -37,6 +37,9 @@ class SpawnMode(Protocol):
     def effective(self) -> Mapping[str, Any]:
         """What is in force, for the log and the report. Empty: nothing beyond the common hygiene."""
 
+    def advice(self) -> str:
+        """What an operator can do so that more is in force. Empty: nothing that he could do is missing."""
+
     def close(self) -> None:
         """Give up what was made. Call it when the executors are dead."""
 
@@ -70,6 +73,10 @@ class PlainProcesses:
     def effective(self) -> Mapping[str, Any]:
         """Nothing."""
         return {}
+
+    def advice(self) -> str:
+        """None: there is no more of it."""
+        return ""
 
     def close(self) -> None:
         """Nothing was made."""

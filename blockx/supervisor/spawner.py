@@ -190,7 +190,8 @@ class ForkserverSpawner:
 
     ``target(launch, heartbeat)`` is the entry of the child: a module-level function that is
     importable there, in a module that starts no thread; ``heartbeat`` has ``detach() -> int`` (the
-    descriptor of the heartbeat table, now the child's own) or is None.
+    descriptor of the heartbeat table, now the child's own) or is None. With ``open_log``, which gives
+    the descriptor for the log of an executor, ``target`` gets a third argument of that kind.
     ``preload``: modules that the fork server imports. ``environment``: all that executors see, from
     ``executor_environment()``. ``python_path``: folders put on their path.
     ``folder``: a private folder for the fork server's socket, removed by its owner; None: a folder
@@ -199,13 +200,15 @@ class ForkserverSpawner:
 
     def __init__(
         self,
-        target: Callable[[ExecutorLaunch, Any], None],
+        target: Callable[..., None],
         preload: Sequence[str],
         environment: Mapping[str, str],
         python_path: Sequence[str],
         folder: str | None = None,
+        open_log: Callable[[str], int] | None = None,
     ) -> None:
         self._target = target
+        self._open_log = open_log
         self._preload = [*preload, ADOPT]
         self._environment = {
             **environment,
@@ -258,7 +261,14 @@ class ForkserverSpawner:
             SpawnError: it could not be started; nothing is left of it.
         """
         heartbeat = None if heartbeat_fd is None else _InheritedFd(heartbeat_fd)
-        return self._fork(self._target, (launch, heartbeat), launch.executor_id)
+        if self._open_log is None:
+            return self._fork(self._target, (launch, heartbeat), launch.executor_id)
+        log = self._open_log(launch.executor_id)
+        try:
+            arguments = (launch, heartbeat, _InheritedFd(log))
+            return self._fork(self._target, arguments, launch.executor_id)
+        finally:
+            os.close(log)
 
     def ask(self, target: Callable[[ExecutorLaunch, Any], None], launch: ExecutorLaunch) -> str:
         """Let a process try something: what ``target(launch, answer)`` wrote to ``answer``, a ``DupFd``.

@@ -4,11 +4,11 @@ import contextlib
 import ctypes
 import json
 import os
-import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests import machine
 from tests.builders import CODE
 
 LAUNCHER = CODE / "blockx.py"
@@ -24,15 +25,6 @@ PR_SET_CHILD_SUBREAPER = 36
 MODES_VARIABLE = "TEST_SPAWN_MODES"
 """``TEST_SPAWN_MODES=sandbox pytest tests/e2e``: all tests in these modes. By default those without the
 marker ``spawn_modes`` run in process mode, so that CI stays short."""
-
-
-NEEDS = {
-    "oci": pytest.mark.skipif(
-        shutil.which("runc") is None or os.geteuid() != 0,
-        reason="spawn mode oci needs root and runc (Debian: apt-get install runc)",
-    )
-}
-"""What a spawn mode needs besides this repository; .ci/run installs it."""
 
 
 def pytest_generate_tests(metafunc):
@@ -44,7 +36,15 @@ def pytest_generate_tests(metafunc):
     chosen = os.environ.get(MODES_VARIABLE, "")
     if chosen:
         modes = [mode for mode in chosen.split(",") if not marker or mode in modes]
-    metafunc.parametrize("spawn_mode", [pytest.param(m, marks=NEEDS.get(m, ())) for m in modes])
+    metafunc.parametrize("spawn_mode", modes)
+
+
+def need_spawn_mode(mode):
+    """Skip, with the reason, where executors cannot be started in this mode."""
+    if mode == "sandbox":
+        machine.need(machine.sandbox_refusal())
+    if mode == "oci":
+        machine.need(machine.oci_refusal())
 
 
 def descendants():
@@ -110,14 +110,14 @@ class Product:
         )
         return self
 
-    def start(self, *arguments):
+    def start(self, *arguments, stderr=subprocess.STDOUT):
         environment = {k: v for k, v in os.environ.items() if not k.startswith("BLOCKX_")}
         process = subprocess.Popen(
             [self.python, str(LAUNCHER), *(arguments or ("--config", "config.yaml"))],
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=stderr,
             text=True,
             env={**environment, "TMPDIR": str(self.folder.parent / "t"), **self.environment},
             **self.user,
@@ -166,18 +166,40 @@ class Product:
         return found
 
 
+@contextlib.contextmanager
+def base_folder():
+    """Where other users may pass, unlike in pytest's own: executors have users of their own."""
+    with tempfile.TemporaryDirectory(prefix="bx-", dir="/tmp") as folder:
+        base = Path(folder)
+        base.chmod(0o711)
+        for name in ("p", "t"):
+            (base / name).mkdir()
+        yield base
+
+
 @pytest.fixture
-def product(tmp_path_factory, spawn_mode):
+def bare_product():
+    """In process mode, unless its test says otherwise."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     there_before = descendants()  # a fork server of other tests in this process, say
-    base = tmp_path_factory.mktemp("e")
-    for name in ("p", "t"):
-        (base / name).mkdir()
-    product = Product(base / "p", environment={"EXECUTOR_SPAWN_MODE": spawn_mode})
-    yield product
+    with base_folder() as base:
+        product = Product(base / "p")
+        yield product
+        end_all(product, there_before)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0)  # other tests of this process count on it
+
+
+def end_all(product, there_before):
     for process in product.started:
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             process.communicate()
     product.until(lambda: not (descendants() - there_before), "all processes gone")
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0)  # other tests of this process count on it
+
+
+@pytest.fixture
+def product(bare_product, spawn_mode):
+    """In each mode of the test that works on this machine."""
+    need_spawn_mode(spawn_mode)
+    bare_product.environment["EXECUTOR_SPAWN_MODE"] = spawn_mode
+    return bare_product

@@ -6,12 +6,13 @@ their probes run as a job, hence a task, of their own. No sample of the corpus n
 to be contained: what does is refused by the audit, and in open mode not promised.
 """
 
+import contextlib
 import json
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Product
+from tests.e2e.conftest import Product, base_folder, need_spawn_mode
 
 SAMPLES = {
     sample["id"]: sample
@@ -104,16 +105,16 @@ def run(product: Product, mode, chosen):
 
 
 @pytest.fixture(scope="module")
-def products(tmp_path_factory):
+def products():
     """The ``product`` fixture for a whole module: ``run`` waits for the end, so nothing is left to reap."""
+    with contextlib.ExitStack() as folders:
 
-    def make(spawn_mode="process"):
-        base = tmp_path_factory.mktemp("h")
-        for name in ("p", "t"):
-            (base / name).mkdir()
-        return Product(base / "p", environment={"EXECUTOR_SPAWN_MODE": spawn_mode})
+        def make(spawn_mode="process"):
+            need_spawn_mode(spawn_mode)
+            folder = folders.enter_context(base_folder()) / "p"
+            return Product(folder, environment={"EXECUTOR_SPAWN_MODE": spawn_mode})
 
-    return make
+        yield make
 
 
 @pytest.fixture(scope="module")

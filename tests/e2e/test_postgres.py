@@ -77,6 +77,7 @@ def _(n):
 """
 
 
+@pytest.mark.spawn_modes("process")  # its function tells by a file that it has begun
 def test_a_database_that_crashes_and_comes_back_costs_no_call(product, postgres, config):
     begun = product.folder / "begun"
     product.write(READS_ON.replace("BEGUN", str(begun)), [[n] for n in range(200)], config=config)
@@ -115,6 +116,7 @@ def _(n):
 """
 
 
+@pytest.mark.spawn_modes("process")  # elsewhere it cannot look into itself: there is no /proc
 def test_the_password_is_in_no_executor_and_in_nothing_that_is_shown(product, settings, config):
     product.write(SEARCHES_ITSELF, [[1]], config=f"{config}\nlog: {{level: debug}}")
     texts = [product.run("check").text]

@@ -173,6 +173,7 @@ def test_a_dry_run_writes_nothing_and_says_what_a_run_would_do(product):
     assert sorted(path.name for path in product.folder.iterdir()) == before
 
 
+@pytest.mark.spawn_modes("process")  # its function tells by a file, since a dry run writes none
 def test_a_dry_run_reads_what_is_known_to_be_a_read_and_refuses_the_rest(product):
     source = (
         "import json\nfrom blockx import capability, http\nfrom blockx.errors import ReadError\n\n"

@@ -108,6 +108,7 @@ def assert_no_secret_is_left(product, text):
                     assert secret.encode() not in path.read_bytes(), path
 
 
+@pytest.mark.spawn_modes("process")  # elsewhere it cannot look into itself: there is no /proc
 @pytest.mark.parametrize("is_up", [True, False])
 def test_no_executor_holds_a_secret_of_a_node(product, node_port, is_up):
     port = node_port if is_up else 1  # nobody listens there

@@ -96,6 +96,7 @@ def test_where_everything_works_everything_is_used(who: str) -> None:
         "control_groups": [],
         "missing": ["control groups for memory, pids: not writable"],
     }
+    assert sandbox.advice() == ""  # at each start it would be noise: other limits hold
 
 
 def test_without_namespaces_landlock_takes_over_and_that_is_told(who: str) -> None:
@@ -107,6 +108,7 @@ def test_without_namespaces_landlock_takes_over_and_that_is_told(who: str) -> No
     assert confinement_of(sandbox).namespaces == "none"
     assert confinement_of(sandbox).landlock_abi == 5
     assert "unshare: Operation not permitted" in sandbox.missing[0]
+    assert sandbox.advice().startswith("for private namespaces, run as root with CAP_SYS_ADMIN, or")
     # Threads of a user who has other processes cannot be counted apart.
     assert sandbox.dress(LAUNCH).limits.threads_max == (64 if who == "root" else 0)
 
@@ -116,6 +118,7 @@ def test_without_landlock_namespaces_are_enough_and_that_is_told(who: str) -> No
     sandbox.prepare(Machine(**{who: "ok 0"}).attempt, LAUNCH)
     assert confinement_of(sandbox).landlock_abi == 0
     assert "Landlock: not in this kernel, or switched off" in sandbox.missing
+    assert sandbox.advice().startswith("for Landlock, name landlock in the kernel's parameter lsm=")
 
 
 @pytest.mark.parametrize(
