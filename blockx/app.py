@@ -194,7 +194,10 @@ def _tell(loaded: LoadedConfig, options: RunOptions, report: RunReport) -> int:
         except JobFailedError as error:
             raise UsageError(f"the report: {error}") from None
     if not options.quiet:
-        _print_report(loaded, report, sys.stdout)
+        try:
+            _print_report(loaded, report, sys.stdout)
+        except OSError as error:  # the jobs are done: their exit code says how
+            logger.warning("the table cannot be written", reason=error.strerror)
     return report.exit_code
 
 

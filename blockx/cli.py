@@ -6,6 +6,7 @@ ever shown for a bug of ours (exit code 3), with the request to report it.
 """
 
 import argparse
+import errno
 import os
 import sys
 import traceback
@@ -65,7 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has gone; there is nobody left to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
-    except Exception:  # noqa: BLE001 - the outermost frame: whatever comes here is our bug, and is shown
+    except Exception as error:  # noqa: BLE001 - the outermost frame: whatever else comes here is our bug, and is shown
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+            return _fail("standard output cannot be written: no space left there", EXIT_USAGE)
         trace = traceback.format_exc()
         return _fail(
             f"{trace}internal error: a bug of blockx; please report the lines above", EXIT_INTERNAL

@@ -98,6 +98,12 @@ def run(options: argparse.Namespace, loaded: LoadedConfig) -> int:
             f"{loaded.file}: there is no table store: name a file as backends.blockdb.path, for example"
             " data/blockdb.sqlite, or a PostgreSQL database as backends.blockdb.url"
         )
+    memory = loaded.config.backends.blockdb.memory
+    if options.action == "load" and options.name in memory:
+        raise UsageError(
+            f"{loaded.file}: the table {options.name} is held in memory: functions read {memory[options.name]},"
+            " and would not see the store's; take it out of backends.blockdb.memory, or change that file"
+        )
     if options.action == "serve":
         return _serve(options, loaded, store.shown)
     actions[options.action](options, store)
@@ -139,5 +145,11 @@ def _query(options: argparse.Namespace, store: "TableFiles") -> None:
             column: "0x" + value.hex() if isinstance(value, bytes) else value
             for column, value in zip(columns, row, strict=True)
         }
-        sys.stdout.buffer.write(exact_json.encode(record) + b"\n")
+        try:
+            line = exact_json.encode(record)
+        except exact_json.InexactValueError as error:
+            raise UsageError(
+                f"a row has no exact JSON form: {error.path}; cast that column to text in the statement"
+            ) from None
+        sys.stdout.buffer.write(line + b"\n")
     sys.stdout.buffer.flush()

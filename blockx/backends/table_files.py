@@ -226,6 +226,7 @@ class SqliteFiles:
     def query(self, sql: str) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
         """See ``TableFiles``."""
         db = self._open()
+        db.set_authorizer(_deny_other_files)
         try:
             cursor = db.execute(sql)
         except (sqlite3.Error, sqlite3.Warning) as error:
@@ -250,6 +251,11 @@ class SqliteFiles:
             return table_store.open_for_reading(self._path, BUSY_MS)
         except sqlite3.Error as error:
             raise UsageError(str(table_store.explain(error, self._path))) from None
+
+
+def _deny_other_files(action: int, *_: str | None) -> int:
+    """A read-only connection would still make the file that ATTACH names."""
+    return sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_ATTACH else sqlite3.SQLITE_OK
 
 
 def _closing_rows(db: sqlite3.Connection, cursor: sqlite3.Cursor) -> Iterator[tuple[Any, ...]]:

@@ -17,7 +17,7 @@ from blockx.jobs.call_list import CallListSource
 from blockx.jobs.choice import Choice
 from blockx.jobs.journal import Journal, Past
 from blockx.jobs.records import journal_place
-from blockx.jobs.report import JobReport
+from blockx.jobs.report import JobReport, failure_lines
 from blockx.jobs.resume import Plan, make_plan
 from blockx.jobs.runner import JobTools, open_list, situation_of
 
@@ -50,7 +50,7 @@ def sentences(
         report = by_name.get(job.name)
         told.append(calls)
         if report is not None:
-            told.append(_sample_sentence(report))
+            told += [_sample_sentence(report), *failure_lines(report)]
     return [*told, "dry run: nothing was written"]
 
 

@@ -12,10 +12,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from blockx.dispatcher.model import CallCounts
+from blockx.dispatcher.model import CallCounts, CallResult
 from blockx.ipc import exact_json
 from blockx.jobs.output_file import JobFailedError, OutputFile
 
+REASON_CHARS_MAX = 200
+"""Of the message of a failed call, in the summary on the terminal; ``results`` has it whole."""
 NOTICES_MAX = 1_000
 """Sentences for the user that wait to be shown. Full: the oldest is dropped."""
 
@@ -75,6 +77,35 @@ class JobProgress:
 
 
 @dataclass(slots=True)
+class FailuresOfKind:
+    """Calls that failed alike in one run."""
+
+    count: int
+    first: str
+    """Id of the first that ended."""
+    message: str
+
+
+class FailureReasons:
+    """Why calls of a job failed in this run, by kind. Jobs thread."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, FailuresOfKind] = {}
+
+    def add(self, result: CallResult) -> None:
+        """Count a call that failed."""
+        assert result.error is not None, "it failed"
+        kind = result.error.kind.value
+        found = self.kinds.get(kind)
+        if found is None:
+            message = " ".join(result.error.message.split())[:REASON_CHARS_MAX]
+            shown = message.encode("utf-8", "replace").decode()
+            self.kinds[kind] = FailuresOfKind(1, result.call_id, shown)
+        else:
+            found.count += 1
+
+
+@dataclass(slots=True)
 class JobReport:
     """One job, as far as it came."""
 
@@ -94,6 +125,9 @@ class JobReport:
     """Calls that the flags of the run left out."""
     rows_refused: int = 0
     """Rows that did not fit into the columns of ``output``; ``rows`` does not count them."""
+    failures: Mapping[str, FailuresOfKind] = field(default_factory=dict)
+    """Kind -> the calls that failed so in this run; for the terminal alone, since the report of a job that was
+    resumed is that of one that never stopped."""
 
     @property
     def is_right(self) -> bool:
@@ -225,6 +259,7 @@ def summary_lines(report: RunReport) -> list[str]:
             lines.append(f"{job.name}: {job.resumed:,} calls had finished in an earlier run")
         if job.rows_refused:
             lines.append(f"{job.name}: {job.rows_refused:,} rows did not fit into the output")
+        lines += failure_lines(job)
         if job.error:
             lines.append(f"{job.name}: failed: {job.error}")
     counters = {
@@ -234,6 +269,14 @@ def summary_lines(report: RunReport) -> list[str]:
         lines.append(f"executors: {_counters(counters)}")
     lines.append(f"wall time {report.wall_s:.1f} s, exit code {report.exit_code}")
     return lines
+
+
+def failure_lines(job: JobReport) -> list[str]:
+    """One line a kind of failure: how many calls, and what the first one says."""
+    return [
+        f"{job.name}: {found.count:,} failed with {kind}; the first, {found.first}: {found.message}"
+        for kind, found in job.failures.items()
+    ]
 
 
 def add_counts(first: CallCounts, second: CallCounts) -> CallCounts:

@@ -70,7 +70,13 @@ from blockx.jobs.records import (
     output_files,
 )
 from blockx.jobs.reorder import ReorderBuffer
-from blockx.jobs.report import JobProgress, JobReport, add_counts, job_report_of
+from blockx.jobs.report import (
+    FailureReasons,
+    JobProgress,
+    JobReport,
+    add_counts,
+    job_report_of,
+)
 from blockx.jobs.resume import Plan, Situation, command_with, make_plan, of_count
 from blockx.jobs.sinks.base import TableWriter
 from blockx.jobs.sources import registry as sources
@@ -206,6 +212,7 @@ class JobRunner:
         self._finished: FinishTask | None = None
         self._early = CallCounts()
         """Calls that the dispatcher never saw."""
+        self._reasons = FailureReasons()
         self._left_count = 0
         """Calls that the flags of this run leave out."""
         self._is_cut = False
@@ -484,6 +491,7 @@ class JobRunner:
         early.failed += 1
         early.not_run += 1
         self._put(result.index, self._sinks.encode(result, call.args))
+        self._reasons.add(result)
         self._count_ended(failed=True)
         self._stop_at_unseen_failure()
 
@@ -526,6 +534,7 @@ class JobRunner:
         progress.done += 1
         if result.error is not None:
             progress.failed += 1
+            self._reasons.add(result)
 
     def _put(self, index: int, record: tuple[bytes, ...]) -> None:
         try:
@@ -627,6 +636,7 @@ class JobRunner:
             resumed=ledger.kept.calls,
             left=self._left_count,
             rows_refused=refused,
+            failures=self._reasons.kinds,
         )
 
     def _subcalls(self) -> CallCounts:
@@ -794,7 +804,7 @@ def _line_of_new(job: JobConfig, loaded: LoadedConfig, why: str) -> str:
     """What begins, from where to where."""
     outputs = all_outputs(job)
     earlier = [name for name in output_files(job).values() if loaded.resolve(name).exists()]
-    replaces = f", replaces {', '.join(earlier)} of an earlier run" if earlier else ""
+    replaces = f", replaces {', '.join(earlier)}" if earlier else ""
     reason = f" ({why})" if why else ""
     source = sources.describe(job)
     return f"job {job.name}: new{reason}, {source} -> {', '.join(outputs) or 'no files'}{replaces}"

@@ -1,10 +1,13 @@
 """A run from config to rows, with real processes."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from blockx.errors import ErrorKind
+from tests.e2e.conftest import LAUNCHER
 
 pytestmark = pytest.mark.slow
 
@@ -220,3 +223,29 @@ def test_uint256_comes_out_digit_for_digit_everywhere(product):
         "back": big - 1,
     }
     assert ended.code == 0
+
+
+def test_the_last_lines_say_why_calls_failed(product):
+    source = "def _(n):\n    if n:\n        raise ValueError(f'no\\n {n}')\n    return {'n': n}\n"
+    product.write(source, [[0], [7], [8], {"args": [1], "function": "none"}])
+    ended = product.run()
+    assert ended.code == 1
+    assert "case: 2 failed with user_error; the first, case/1: ValueError: no 7\n" in ended.text
+    assert "case: 1 failed with function_not_found; the first, case/3: no function" in ended.text
+    dry = product.run("--config", "config.yaml", "--fresh", "--dry-run")
+    assert "case: 2 failed with user_error; the first, case/1: ValueError: no 7\n" in dry.text
+
+
+@pytest.mark.parametrize("verb", ["run", "call"])
+def test_a_full_standard_output_is_told_and_is_no_bug(product, verb):
+    product.write("def _(n):\n    return {'n': n}\n", [[0]])
+    arguments = {"run": ["--config", "config.yaml"], "call": ["call", "case", "0"]}[verb]
+    command = [sys.executable, str(LAUNCHER), *arguments]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            command, cwd=product.folder, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
+            check=False,
+        )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    assert "cannot be written" in done.stderr
+    assert done.returncode == {"run": 0, "call": 2}[verb], done.stderr

@@ -94,3 +94,23 @@ def test_a_call_sees_what_it_wrote_and_the_next_run_sees_it_too(store, config):
     assert first == [{"before": None, "after": {"n": n, "big": 2**256 - n}} for n in range(50)]
     second = store.run("--config", "config.yaml", "--fresh").outputs()
     assert second == [{"before": row["after"], "after": row["after"]} for row in first]
+
+
+def test_a_query_makes_no_file_and_shows_only_what_is_exact(product):
+    product.write(
+        "def _(n):\n    return None\n", [], config="backends: {blockdb: {path: data/store.sqlite}}"
+    )
+    assert load(product, "t", [{"k": 1}], "--key", "k").code == 0
+    attached = product.run("table", "query", "ATTACH 'other.sqlite' AS o")
+    assert (attached.code, (product.folder / "other.sqlite").exists()) == (2, False)
+    infinite = product.run("table", "query", "SELECT 1e999 AS x")
+    assert (infinite.code, "$.x" in infinite.text) == (2, True), infinite.text
+    assert "Traceback" not in infinite.text
+
+
+def test_a_table_that_functions_read_from_memory_is_not_loaded_into_the_store(product):
+    blockdb = "{path: data/store.sqlite, memory: {t: rows.in}}"
+    (product.folder / "rows.in").write_text('{"k": 1}\n')
+    product.write("def _(n):\n    return None\n", [], config=f"backends: {{blockdb: {blockdb}}}")
+    ended = load(product, "t", [{"k": 1}], "--key", "k")
+    assert (ended.code, "the table t is held in memory" in ended.text) == (2, True), ended.text

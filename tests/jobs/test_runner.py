@@ -478,7 +478,7 @@ def test_files_of_an_earlier_run_are_named_in_the_first_line(folder, fake_dispat
     )
     assert run.run() == 0
     assert folder.notices() == [
-        "job j: new, 1 calls in the configuration -> rows.jsonl, replaces rows.jsonl of an earlier run"
+        "job j: new, 1 calls in the configuration -> rows.jsonl, replaces rows.jsonl"
     ]
 
 
