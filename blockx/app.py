@@ -27,7 +27,7 @@ from blockx.backends.rpc_wire import READ_METHODS
 from blockx.backends.scope import IoReply, IoRequest
 from blockx.backends.service import IoService, Statistics
 from blockx.backends.table_access import TableAccess
-from blockx.cli import EXIT_SIGINT, EXIT_SIGTERM, RunOptions, select_jobs
+from blockx.cli import EXIT_SIGINT, EXIT_SIGTERM, RunOptions, abandon_stdout, select_jobs
 from blockx.config import (
     LoadedConfig,
     executor_memory_limit_bytes,
@@ -196,7 +196,10 @@ def _tell(loaded: LoadedConfig, options: RunOptions, report: RunReport) -> int:
     if not options.quiet:
         try:
             _print_report(loaded, report, sys.stdout)
+        except BrokenPipeError:
+            raise
         except OSError as error:  # the jobs are done: their exit code says how
+            abandon_stdout()
             logger.warning("the table cannot be written", reason=error.strerror)
     return report.exit_code
 

@@ -64,15 +64,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("stopped", EXIT_SIGINT)
     except BrokenPipeError:  # whoever read our output has gone; there is nobody left to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        abandon_stdout()
         return EXIT_OK
     except Exception as error:  # noqa: BLE001 - the outermost frame: whatever else comes here is our bug, and is shown
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+            abandon_stdout()
             return _fail("standard output cannot be written: no space left there", EXIT_USAGE)
         trace = traceback.format_exc()
         return _fail(
             f"{trace}internal error: a bug of blockx; please report the lines above", EXIT_INTERNAL
         )
+
+
+def abandon_stdout() -> None:
+    """What it still holds goes nowhere: Python would try once more at its end, and exit with 120."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def select_jobs(loaded: LoadedConfig, names: Sequence[str]) -> list[JobConfig]:

@@ -227,7 +227,7 @@ def test_uint256_comes_out_digit_for_digit_everywhere(product):
 
 def test_the_last_lines_say_why_calls_failed(product):
     source = "def _(n):\n    if n:\n        raise ValueError(f'no\\n {n}')\n    return {'n': n}\n"
-    product.write(source, [[0], [7], [8], {"args": [1], "function": "none"}])
+    product.write(source, [[0], [7], [8], {"args": [1], "function": "none"}], executors=1)
     ended = product.run()
     assert ended.code == 1
     assert "case: 2 failed with user_error; the first, case/1: ValueError: no 7\n" in ended.text
