@@ -31,9 +31,12 @@ from typing import Any
 
 import msgspec
 import uvloop
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from bench_core import Driver
-from bench_e2e import machine
 from bench_reads import node
+from harness import machine
 
 from blockx.actor.reactor import Reactor
 from blockx.app import GC_THRESHOLDS, SWITCH_INTERVAL_S

@@ -5,7 +5,7 @@
 start   ms from the order to the fork server until main has its first heartbeat; in a sandbox it is confined then.
         Median, the fastest, and the CPU time of the new process alone, since the machine may be busy.
 PSS     MB of memory, shared pages counted in parts, 0.2 s later and idle; with a PID namespace of both processes.
-noop    (--noop N) the whole product, as ``bench_e2e.py`` runs it, in both modes by turns: the median of the ratios of
+noop    (--noop N) the whole product, as ``peers.py`` runs it, in both modes by turns: the median of the ratios of
         calls/s within a repetition, and of the CPU time of all its processes.
 
 Where the machine cannot do it, it is refused with the reason, as by the product.
@@ -25,7 +25,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench_e2e import CALLS, machine, run_blockx
+from harness import machine
+from peers import CALLS, run_blockx
 
 from blockx.config import WorkerConfig
 from blockx.errors import UsageError
@@ -178,7 +179,7 @@ def measure_noop(reps: int, scale: float) -> None:
         for mode in order:
             os.environ["EXECUTOR_SPAWN_MODE"] = mode
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            rates[mode].append(run_blockx("noop", count)["rate"])
+            rates[mode].append(run_blockx("noop", count, loops=1)["rate"])
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             used_s = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
             cpu[mode].append(used_s * US_PER_S / count)
