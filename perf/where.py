@@ -14,6 +14,7 @@ Needs py-spy (``pip install py-spy``), and the right to look at other processes 
 import argparse
 import collections
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,9 @@ WARM_UP_S = 0.7
 LINES_MAX = 12
 PART_MIN = 0.01
 """Files with less are not named."""
+
+INSTALLED = re.compile(r".*/(site-packages|lib/python3\.\d+)/")
+"""The beginning of a path that is the same for all modules of Python and of packages."""
 
 Shares = dict[str, dict[str, int]]
 """Thread -> file -> samples."""
@@ -61,14 +65,7 @@ def shares(path: Path) -> Shares:
         frames = stack.split(";")
         thread = frames[0].partition("): ")[2] or "main"
         place = frames[-1].partition("(")[2].rpartition(":")[0] or frames[-1]
-        for mark in ("site-packages/", "lib/python3"):
-            if mark in place:
-                place = (
-                    place.rpartition(mark)[2].partition("/")[2]
-                    if "python3" in mark
-                    else place.rpartition(mark)[2]
-                )
-        found[thread][place] += int(count)
+        found[thread][INSTALLED.sub("", place)] += int(count)
     return found
 
 

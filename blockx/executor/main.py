@@ -82,6 +82,17 @@ def run(
         _exit(code)
 
 
+def _connect(socket_path: str, *, is_of_a_pool: bool) -> UdsSession | None:
+    """None: the run has ended while this executor started. Raises OSError: any other failure, and for one that
+    was started by hand, whose path may be wrong, that one too."""
+    try:
+        return UdsSession.connect(socket_path)
+    except (FileNotFoundError, ConnectionRefusedError):
+        if is_of_a_pool:
+            return None
+        raise
+
+
 def _serve(
     launch: ExecutorLaunch, row: HeartbeatRow | None, log: Log, tracing: Settings | None
 ) -> int:
@@ -96,7 +107,10 @@ def _serve(
         confine.harden(launch.limits)
     else:
         socket_path = confine.enter(launch, launch.confinement)
-    session = UdsSession.connect(socket_path)
+    session = _connect(socket_path, is_of_a_pool=row is not None)
+    if session is None:
+        log.info("executor ends: main has closed its socket")
+        return _EXIT_PEER
     descriptors.protect({*kept, session.fileno()})
     os.environ[RUNTIME_VARIABLE] = "1"
     termination = _Termination()

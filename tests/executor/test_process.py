@@ -111,6 +111,13 @@ def test_sigint_is_ignored(main, by_hand):
     assert main.run("def _():\n    return 1") == 1
 
 
+def test_an_executor_of_a_run_that_has_ended_meanwhile_says_nothing(tmp_path, capfd):
+    late = Forked(tmp_path / "none")
+    late.process.join(TIMEOUT_S)
+    assert (late.process.exitcode, capfd.readouterr().err) == (1, "")
+    late.close()
+
+
 def test_a_frame_that_main_may_not_send_ends_it_with_a_clear_line(main, by_hand):
     main.accept()
     main.socket.sendall(b"\0\0\0\2{}")
