@@ -30,7 +30,7 @@ from blockx.backends.grpc_peer import (
 )
 from blockx.backends.proto import blockdb_pb2 as pb
 from blockx.backends.replies import ReadFailedError, failed, named
-from blockx.backends.scope import IoReply, IoRequest, Reply
+from blockx.backends.scope import IoReply, IoRequest, KeepsNothing, Reply
 from blockx.backends.table_server import KEYS_MAX, MESSAGE_BYTES_MAX, READS_MAX, SERVICE
 from blockx.errors import ErrorKind
 from blockx.ipc import exact_json
@@ -88,7 +88,7 @@ class _Question(msgspec.Struct, eq=False):
     """Unset for reads of a GetMany: others are in it."""
 
 
-class GrpcTables:
+class GrpcTables(KeepsNothing):
     """The backend; one server."""
 
     def __init__(
@@ -170,13 +170,6 @@ class GrpcTables:
         """End the call's request; nobody else waiting for it, its exchange is given up."""
         text = "the call's attempt has ended"
         self._give_up(call_id, ErrorKind.CANCELLED, text)
-
-    def task_ended(self, task_id: str) -> None:
-        """Nothing is kept for a task."""
-
-    def statistics(self, task_id: str) -> dict[str, dict[str, int]]:
-        """None."""
-        return {}
 
     async def close(self) -> None:
         """Finish accepted writes, give reads up, close the channel."""

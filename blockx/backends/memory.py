@@ -10,7 +10,7 @@ from pathlib import Path
 
 from blockx.backends.keys import check_key_names, encode_key
 from blockx.backends.replies import ReadFailedError, named
-from blockx.backends.scope import IoReply, IoRequest, Reply
+from blockx.backends.scope import IoReply, IoRequest, KeepsNothing, Reply
 from blockx.errors import ErrorKind, UsageError
 from blockx.ipc import exact_json
 
@@ -88,7 +88,7 @@ class _Table:
         )
 
 
-class MemoryTables:
+class MemoryTables(KeepsNothing):
     """The backend ``blockdb`` over files in memory."""
 
     def __init__(self, files: Mapping[str, Path]) -> None:
@@ -137,13 +137,6 @@ class MemoryTables:
 
     def cancel(self, call_id: str) -> None:
         """Nothing waits here."""
-
-    def task_ended(self, task_id: str) -> None:
-        """Nothing is kept for a task."""
-
-    def statistics(self, task_id: str) -> dict[str, dict[str, int]]:
-        """None."""
-        return {}
 
     async def close(self) -> None:
         """Nothing to close."""

@@ -29,7 +29,7 @@ from blockx.backends import postgres_store
 from blockx.backends.postgres_place import PostgresPlace
 from blockx.backends.postgres_store import Database
 from blockx.backends.replies import ReadFailedError
-from blockx.backends.scope import IoRequest, Reply
+from blockx.backends.scope import IoRequest, KeepsNothing, Reply
 from blockx.backends.table_requests import (
     Asked,
     AsOf,
@@ -64,7 +64,7 @@ _Shape = tuple[str, str]
 """Operation and table: reads of one shape fit into one statement."""
 
 
-class PostgresTables:
+class PostgresTables(KeepsNothing):
     """The backend; one schema of one database."""
 
     def __init__(
@@ -139,13 +139,6 @@ class PostgresTables:
     def cancel(self, call_id: str) -> None:
         """End the call's request; a write that is not in a transaction yet is not started."""
         self._requests.cancel(call_id)
-
-    def task_ended(self, task_id: str) -> None:
-        """Nothing is kept for a task."""
-
-    def statistics(self, task_id: str) -> dict[str, dict[str, int]]:
-        """None."""
-        return {}
 
     async def close(self) -> None:
         """Commit the accepted writes, close the connections."""

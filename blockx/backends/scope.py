@@ -77,3 +77,14 @@ class Backend(Protocol):
 
     async def close(self) -> None:
         """Finish accepted writes, close connections."""
+
+
+class KeepsNothing:
+    """The part of ``Backend`` for those that keep and count nothing by task."""
+
+    def task_ended(self, task_id: str) -> None:
+        """Nothing is kept for a task."""
+
+    def statistics(self, task_id: str) -> dict[str, dict[str, int]]:
+        """None."""
+        return {}

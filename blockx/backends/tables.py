@@ -24,7 +24,7 @@ from pathlib import Path
 
 from blockx.backends import table_store
 from blockx.backends.replies import ReadFailedError
-from blockx.backends.scope import IoRequest, Reply
+from blockx.backends.scope import IoRequest, KeepsNothing, Reply
 from blockx.backends.table_requests import (
     Asked,
     AsOf,
@@ -49,7 +49,7 @@ WRITER_BUSY_MS = 500
 """One wait of the writer thread for a locked file; it looks whether to stop between two."""
 
 
-class SqliteTables:
+class SqliteTables(KeepsNothing):
     """The backend; one store file."""
 
     def __init__(
@@ -107,13 +107,6 @@ class SqliteTables:
     def cancel(self, call_id: str) -> None:
         """End the call's request; a write that is not in a transaction yet is not started."""
         self._requests.cancel(call_id)
-
-    def task_ended(self, task_id: str) -> None:
-        """Nothing is kept for a task."""
-
-    def statistics(self, task_id: str) -> dict[str, dict[str, int]]:
-        """None."""
-        return {}
 
     async def close(self) -> None:
         """Commit the accepted writes, close the file."""
